@@ -1,0 +1,102 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["nox[uv]>=2026.8.10"]
+# ///
+"""Build, test and publish the book; `uvx nox -l` lists the sessions."""
+
+import re
+from pathlib import Path
+
+import nox
+
+nox.needs_version = (
+    ">=2026.8.10"  # older ones ignore the Python version asked for above
+)
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["tests", "book"]
+
+COLAB = ["jax==0.7.2", "jaxlib==0.7.2", "flax==0.11.2", "numpy==2.1.3"]
+# Eight devices share few cores: a collective may wait long for the last of them.
+# JAX 0.7.2 stops at flags it does not know, so only the locked versions get these.
+PATIENCE = {
+    "XLA_FLAGS": "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=300"
+}
+HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
+EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
+
+
+def install_lock(session: nox.Session) -> None:
+    session.install("--require-hashes", "-r", "requirements.lock")
+
+
+def build(session: nox.Session, *options: str) -> None:
+    install_lock(session)
+    Path("book/status.md").touch()  # it reports this build, so it is never up to date
+    session.run("pytest", "-q", *HOUSE_RULES)
+    strict = ["--warningiserror", "--nitpick", "--keep-going"]
+    session.run("jupyter-book", "build", ".", *strict, *options, env=PATIENCE)
+    # A page taken from the cache offers its notebook without outputs.
+    fresh = "--all" in options
+    session.run(
+        "pytest", "-q", "tests/test_site.py", *([] if fresh else ["-k not download"])
+    )
+
+
+@nox.session
+def book(session: nox.Session) -> None:
+    """Render the site into _build/html; what has not changed is not run again."""
+    build(session, *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Check the house rules and run every chapter from top to bottom."""
+    install_lock(session)
+    session.run("pytest", *(session.posargs or HOUSE_RULES + EXECUTE), env=PATIENCE)
+
+
+@nox.session
+def colab(session: nox.Session) -> None:
+    """Run every chapter on the versions that Colab has installed."""
+    session.install("-r", "requirements.txt", *COLAB)
+    session.run("pytest", *(session.posargs or EXECUTE))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style and spelling of code, chapters and pages."""
+    session.install("pre-commit>=4")
+    session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
+
+
+@nox.session
+def pair(session: nox.Session) -> None:
+    """Write each chapter's notebook, links included, from its Markdown source."""
+    install_lock(session)
+    session.run("python", "tests/twins.py")
+
+
+@nox.session
+def publish(session: nox.Session) -> None:
+    """Render the site from a fresh run, so that its downloads carry outputs."""
+    config = Path(session.create_tmp(), "config.yml")
+    text = Path("_config.yml").read_text()
+    fresh, changed = re.subn(
+        "execute_notebooks: cache", "execute_notebooks: force", text
+    )
+    if changed != 1:
+        session.error("_config.yml no longer says 'execute_notebooks: cache'")
+    config.write_text(fresh)
+    build(session, "--all", "--config", str(config))
+
+
+@nox.session(venv_backend="none")
+def serve(session: nox.Session) -> None:
+    """Show the built site at http://localhost:8000."""
+    if not Path("_build/html/index.html").exists():
+        session.error("there is no site yet: run nox -s book first")
+    session.run(
+        "python3", "-m", "http.server", "8000", "-d", "_build/html", external=True
+    )
