@@ -26,6 +26,7 @@ PATIENCE = {
 }
 HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
+EVERYTHING = HOUSE_RULES + ["tests/test_setup.py"] + EXECUTE
 
 
 def install_lock(session: nox.Session) -> None:
@@ -56,7 +57,7 @@ def book(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Check the house rules and run every chapter from top to bottom."""
     install_lock(session)
-    session.run("pytest", *(session.posargs or HOUSE_RULES + EXECUTE), env=PATIENCE)
+    session.run("pytest", *(session.posargs or EVERYTHING), env=PATIENCE)
 
 
 @nox.session

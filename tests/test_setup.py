@@ -1,0 +1,50 @@
+"""The setup cell finds eight devices, or says what to do, wherever it runs."""
+
+import os
+import subprocess
+import sys
+
+import checks
+import pytest
+from twins import ROOT
+
+_, _, code, _ = next(checks.chapters(ROOT))
+SETUP = "\n".join(
+    line for line in code[0].source.splitlines() if not line.startswith("%")
+)
+COUNT = "import jax; assert jax.device_count() == 8"
+
+
+def run(*parts: str) -> subprocess.CompletedProcess:
+    """Run the parts in a fresh Python that has asked for no number of devices."""
+    asks = {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}
+    env = {name: value for name, value in os.environ.items() if name not in asks}
+    env["JAX_PLATFORMS"] = "cpu"
+    script = "\n".join(parts)
+    return subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        SETUP,
+        "import jax",
+        "import jax; assert jax.device_count() == 1",  # as one accelerator would
+        f"{SETUP}\njax.pmap(lambda x: x)(jnp.arange(8.0))",
+    ],
+    ids=["fresh", "twice", "late import", "one device seen", "devices used"],
+)
+def test_eight_devices(before):
+    result = run(before, SETUP, COUNT)
+    assert result.returncode == 0, result.stderr
+    assert "8 emulated CPU devices" in result.stdout.splitlines()[-1]
+
+
+def test_old_jax_is_told_how_to_upgrade():
+    result = run("import jax; jax.__version_info__ = (0, 6, 2)", SETUP)
+    assert result.returncode == 1
+    assert "needs JAX 0.7.2 or newer" in result.stderr
+    assert "pip install -U jax flax optax" in result.stderr
