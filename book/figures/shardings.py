@@ -1,6 +1,7 @@
-"""Draw shardings.svg: one 8 x 8 matrix, laid over eight devices in five ways.
+"""Draw the book's face: shardings.svg, the logo, and the card for shared links.
 
-Needs JAX and Matplotlib; run it as  python book/figures/shardings.py
+The figure is one 8 x 8 matrix, laid over eight devices in six ways; JAX itself says
+who holds what. Needs JAX and Matplotlib; run it as  python book/figures/shardings.py
 """
 
 from pathlib import Path
@@ -8,45 +9,88 @@ from pathlib import Path
 import jax
 import matplotlib.pyplot as plt
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 jax.config.update("jax_num_cpu_devices", 8)
-plt.rcParams["svg.hashsalt"] = "parallel-jax"
+plt.rcParams.update({"svg.hashsalt": "parallel-jax", "svg.fonttype": "none"})
 COLORS = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split()
-SPECS = [(), ("x",), (None, "y"), ("x", "y"), (("x", "y"),)]
+SPECS = [(), ("x",), (None, "y"), ("x", "y"), ("y", "x"), (("x", "y"),)]
+RING = [(0, 0), (6, 0), (12, 0), (12, 6), (12, 12), (6, 12), (0, 12), (0, 6)]
+STYLE = """<style>svg { fill: #59636e }
+@media (prefers-color-scheme: dark) { svg { fill: #9ea8b3 } }</style>
+"""
+GAP = 0.3  # between blocks, where a row of the matrix is 1 high
 
 
-def draw(ax: plt.Axes, spec: tuple, mesh: jax.sharding.Mesh) -> None:
-    """Fill each block with the colors and numbers of the devices that hold it."""
-    sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    holders = {}
-    for device, (rows, cols) in sharding.devices_indices_map((8, 8)).items():
-        block = (*rows.indices(8)[:2], *cols.indices(8)[:2])
-        holders.setdefault(block, []).append(device.id)
-    for (top, bottom, left, right), devices in holders.items():
-        height, width = bottom - top, (right - left) / len(devices)
-        for place, device in enumerate(devices):
-            corner = (left + place * width, top)
-            ax.add_patch(
-                plt.Rectangle(corner, width, height, color=COLORS[device], lw=0)
-            )
-            middle = (corner[0] + width / 2, top + height / 2)
-            ax.text(*middle, device, ha="center", va="center", fontsize=11)
-        ax.add_patch(
-            plt.Rectangle(
-                (left, top), right - left, height, fill=False, ec="white", lw=3
-            )
-        )
-    ax.set(xlim=(0, 8), ylim=(8, 0), aspect="equal")
+def draw_layout(ax: plt.Axes, mesh: jax.sharding.Mesh, spec: tuple) -> None:
+    """Draw each block as a round tile, with a stripe for each device that holds it."""
+    held = NamedSharding(mesh, PartitionSpec(*spec)).devices_indices_map((8, 8))
+    for device, cut in held.items():
+        (top, bottom), (left, right) = (part.indices(8)[:2] for part in cut)
+        width, height = right - left - GAP, bottom - top - GAP
+        look = dict(boxstyle="round, pad=0, rounding_size=0.25", transform=ax.transData)
+        tile = FancyBboxPatch((left, top), width, height, **look)
+        same = [other for other in held if held[other] == cut]
+        stripe = width / len(same)
+        at = left + stripe * same.index(device)
+        look = dict(color=COLORS[device.id], lw=0, clip_path=tile)
+        overlap = 0.05  # lets no paper shine through between two stripes
+        ax.add_patch(Rectangle((at, top), stripe + overlap, height, **look))
+        middle = at + stripe / 2, top + height / 2
+        ax.text(*middle, device.id, ha="center", va="center_baseline", color="#111111")
+    ax.set(xlim=(0, 8 - GAP), ylim=(8 - GAP, 0), aspect="equal")
+    typed = str(spec).replace(",)", ")").replace("'", '"')
+    ax.set_title(f"P{typed}", family="monospace", size=10)
     ax.axis("off")
-    ax.set_title(f"P{spec}".replace(",)", ")"), family="monospace", fontsize=10)
+
+
+def draw_layouts(figure: Figure, **place: float) -> None:
+    """Draw the six layouts into the given part of a figure."""
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    for ax, spec in zip(figure.subplots(2, 3, gridspec_kw=place).flat, SPECS):
+        draw_layout(ax, mesh, spec)
+
+
+def write_figure(file: Path) -> None:
+    """Write the six layouts, 640 x 460, for light pages and dark ones."""
+    figure = plt.figure(figsize=(640 / 96, 460 / 96))
+    place = dict(left=0.02, right=0.98, bottom=0.02, top=0.94)
+    draw_layouts(figure, **place, wspace=0.14, hspace=0.2)
+    figure.savefig(file, metadata={"Date": None}, transparent=True)
+    svg = file.read_text().replace(" \n", "\n")
+    file.write_text(svg.replace("</svg>", f"{STYLE}</svg>"))
+
+
+def write_logo(file: Path) -> None:
+    """Write the ring of eight devices, 16 x 16."""
+    tiles = "".join(
+        f'<rect x="{x}" y="{y}" width="4" height="4" rx=".75" fill="{color}"/>\n'
+        for (x, y), color in zip(RING, COLORS)
+    )
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">\n'
+    file.write_text(f"{head}<title>Parallel JAX</title>\n{tiles}</svg>\n")
+
+
+def write_card(file: Path) -> None:
+    """Write the picture that other sites show beside a link to the book, 1200 x 630."""
+    figure = plt.figure(figsize=(1200 / 96, 630 / 96))
+    place = dict(left=0.42, right=0.95, bottom=0.14, top=0.833)
+    draw_layouts(figure, **place, wspace=0.14, hspace=0.25)
+    ax = figure.add_axes((0.05, 0.633, 0.105, 0.2))
+    for corner, color in zip(RING, COLORS):
+        shape = "round, pad=0, rounding_size=0.75"
+        ax.add_patch(FancyBboxPatch(corner, 4, 4, shape, color=color, lw=0))
+    ax.set(xlim=(0, 16), ylim=(16, 0), aspect="equal")
+    ax.axis("off")
+    figure.text(0.05, 0.32, "Parallel JAX", size=40, weight="bold", color="#111111")
+    promise = "One program, many devices:\nevery claim executed and checked"
+    figure.text(0.05, 0.15, promise, size=17, color="#111111", linespacing=1.6)
+    figure.savefig(file, dpi=96, metadata={"Software": None})
 
 
 if __name__ == "__main__":
-    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    figure, axes = plt.subplots(1, len(SPECS), figsize=(12.5, 2.9))
-    for ax, spec in zip(axes, SPECS, strict=True):
-        draw(ax, spec, mesh)
-    figure.tight_layout()
-    file = Path(__file__).with_suffix(".svg")
-    figure.savefig(file, metadata={"Date": None})
-    file.write_text(file.read_text().replace(" \n", "\n"))
+    static = Path(__file__).parents[1] / "_static"
+    write_figure(Path(__file__).with_suffix(".svg"))
+    write_logo(static / "logo.svg")
+    write_card(static / "preview.png")
