@@ -24,7 +24,7 @@ GAP = 0.3  # between blocks, where a row of the matrix is 1 high
 
 
 def draw_layout(ax: plt.Axes, mesh: jax.sharding.Mesh, spec: tuple) -> None:
-    """Draw each block as a round tile, with a stripe for each device that holds it."""
+    """Draw each block as a rounded tile, a stripe for each device that holds it."""
     held = NamedSharding(mesh, PartitionSpec(*spec)).devices_indices_map((8, 8))
     for device, cut in held.items():
         (top, bottom), (left, right) = (part.indices(8)[:2] for part in cut)
@@ -38,10 +38,11 @@ def draw_layout(ax: plt.Axes, mesh: jax.sharding.Mesh, spec: tuple) -> None:
         overlap = 0.05  # lets no paper shine through between two stripes
         ax.add_patch(Rectangle((at, top), stripe + overlap, height, **look))
         middle = at + stripe / 2, top + height / 2
-        ax.text(*middle, device.id, ha="center", va="center_baseline", color="#111111")
+        look = dict(size=11, color="#111111", ha="center", va="center_baseline")
+        ax.text(*middle, device.id, **look)
     ax.set(xlim=(0, 8 - GAP), ylim=(8 - GAP, 0), aspect="equal")
     typed = str(spec).replace(",)", ")").replace("'", '"')
-    ax.set_title(f"P{typed}", family="monospace", size=10)
+    ax.set_title(f"P{typed}", family="monospace", size=11)
     ax.axis("off")
 
 
@@ -55,7 +56,7 @@ def draw_layouts(figure: Figure, **place: float) -> None:
 def write_figure(file: Path) -> None:
     """Write the six layouts, 640 x 460, for light pages and dark ones."""
     figure = plt.figure(figsize=(640 / 96, 460 / 96))
-    place = dict(left=0.02, right=0.98, bottom=0.02, top=0.94)
+    place = dict(left=0.02, right=0.98, bottom=0.02, top=0.93)
     draw_layouts(figure, **place, wspace=0.14, hspace=0.2)
     figure.savefig(file, metadata={"Date": None}, transparent=True)
     svg = file.read_text().replace(" \n", "\n")
