@@ -42,7 +42,7 @@ def draw_layout(ax: plt.Axes, mesh: jax.sharding.Mesh, spec: tuple) -> None:
         ax.text(*middle, device.id, **look)
     ax.set(xlim=(0, 8 - GAP), ylim=(8 - GAP, 0), aspect="equal")
     typed = str(spec).replace(",)", ")").replace("'", '"')
-    ax.set_title(f"P{typed}", family="monospace", size=11)
+    ax.set_title(f"P{typed}", family="monospace", size=13)
     ax.axis("off")
 
 
@@ -56,8 +56,8 @@ def draw_layouts(figure: Figure, **place: float) -> None:
 def write_figure(file: Path) -> None:
     """Write the six layouts, 640 x 460, for light pages and dark ones."""
     figure = plt.figure(figsize=(640 / 96, 460 / 96))
-    place = dict(left=0.02, right=0.98, bottom=0.02, top=0.93)
-    draw_layouts(figure, **place, wspace=0.14, hspace=0.2)
+    place = dict(left=0.02, right=0.98, bottom=0.02, top=0.925)
+    draw_layouts(figure, **place, wspace=0.14, hspace=0.22)
     figure.savefig(file, metadata={"Date": None}, transparent=True)
     svg = file.read_text().replace(" \n", "\n")
     file.write_text(svg.replace("</svg>", f"{STYLE}</svg>"))
