@@ -103,3 +103,35 @@ def serve(session: nox.Session) -> None:
     session.run(
         "python3", "-m", "http.server", "8000", "-d", "_build/html", external=True
     )
+
+
+# Colab and Kaggle answer every address alike; a test compares those links instead.
+# GitHub draws the anchors of its pages in the browser.
+LINKCHECK = r"""
+    linkcheck_retries: 3
+    linkcheck_ignore: ['https://colab\.research\.google\.com/', 'https://kaggle\.com/']
+    linkcheck_anchors_ignore_for_url: ['https://github\.com/']
+"""
+
+
+@nox.session
+def links(session: nox.Session) -> None:
+    """Ask for every address that the site links to; runs no chapter."""
+    install_lock(session)
+    text = Path("_config.yml").read_text()
+    text = text.replace("execute_notebooks: cache", "execute_notebooks: 'off'")
+    text = text.replace("  config:\n", f"  config:{LINKCHECK}", 1)
+    folder = session.create_tmp()
+    config = Path(folder, "config.yml")
+    config.write_text(text)
+    options = ["--config", str(config), "--path-output", folder]
+    session.run("jupyter-book", "build", ".", "--builder", "linkcheck", *options)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Look up the locked packages among the known vulnerabilities."""
+    session.install("pip-audit==2.10.1")
+    options = ["--disable-pip", "--require-hashes", "-r", "requirements.lock"]
+    # Without --strict, what the service does not know passes.
+    session.run("pip-audit", "--strict", *options, *session.posargs)
