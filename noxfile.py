@@ -26,7 +26,7 @@ PATIENCE = {
 }
 HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
-EVERYTHING = HOUSE_RULES + ["tests/test_setup.py"] + EXECUTE
+EVERYTHING = HOUSE_RULES + ["tests/test_setup.py", "tests/test_mutants.py"] + EXECUTE
 
 
 def install_lock(session: nox.Session) -> None:
@@ -65,6 +65,13 @@ def colab(session: nox.Session) -> None:
     """Run every chapter on the versions that Colab has installed."""
     session.install("-r", "requirements.txt", *COLAB)
     session.run("pytest", *(session.posargs or EXECUTE))
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Break each chapter one thing at a time, and expect its checks to notice."""
+    install_lock(session)
+    session.run("python", "tests/mutants.py", *session.posargs)
 
 
 @nox.session

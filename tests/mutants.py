@@ -1,0 +1,301 @@
+"""Break each chapter one thing at a time, and expect a cell to fail.
+
+Run by `nox -s mutants`, with names of chapters to run only those. The checks of
+a chapter are worth what they notice: a collective left out, a mean for a sum, another
+mesh axis or layout, a key used twice, a mask forgotten. What goes unnoticed is printed;
+what makes no difference is waived in equivalent_mutants.txt, whose lines read
+chapter | broken line | reason.
+"""
+
+import ast
+import importlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from checks import chapters, is_shared, tags
+from IPython.core.interactiveshell import InteractiveShell
+from nbformat import NotebookNode
+from traitlets.config import Config
+from twins import ROOT
+
+ENOUGH, WORKERS = 0.95, 2
+SURVIVED, CHECKED, RAISED, TIMED_OUT = 0, 1, 2, -signal.SIGALRM  # exit statuses
+SETTINGS = {
+    "OPENBLAS_NUM_THREADS": "1",  # with no second thread, forking is safe
+    "MPLBACKEND": "Agg",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+
+REDUCE = {"psum", "pmean", "pmax", "pmin"}
+MOVE = {"all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast", "pcast"}
+PLACE = {"device_put", "reshard", "with_sharding_constraint", "with_logical_constraint"}
+DROP = REDUCE | MOVE | PLACE | {"fold_in", "stop_gradient"}  # f(x, ...) becomes x
+SPEC = {"with_partitioning", "with_logical_partitioning", "with_logical_constraint"}
+ALONG = REDUCE | MOVE | {"axis_index"}
+OPTIONS = {"in_shardings", "out_shardings", "donate_argnums", "where"}
+SWAP = {"psum": "pmean", "pmean": "psum", "pmax": "pmin", "pmin": "pmax"}
+SWAP |= {"mean": "sum", "sum": "mean"}
+
+
+class Mutant(NamedTuple):
+    """A broken cell: its number, the line as it was and as it is, the whole source."""
+
+    cell: int  # from 0, among the code cells
+    line: int  # from 1, in the cell
+    was: str
+    now: str
+    source: str
+
+
+def parse(source: str) -> ast.Module:
+    return ast.parse(re.sub(r"^[%!].*$", "", source, flags=re.MULTILINE))
+
+
+def last_name(node: ast.AST) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def aliases(tree: ast.AST) -> dict[str, str]:
+    """The short names that a program gives to functions, with the long ones."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            sides = (getattr(s, "elts", [s]) for s in (node.targets[0], node.value))
+            found |= {last_name(new): last_name(old) for new, old in zip(*sides)}
+    return found
+
+
+def neighbours(tree: ast.AST) -> dict[str, str]:
+    """For each axis, another one of the same mesh: what stands in a tuple with it."""
+    found = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Tuple([ast.Constant(str(first)), ast.Constant(str(second))]):
+                found = {first: second, second: first} | found
+    return found
+
+
+def breakable(tree: ast.AST) -> Iterator[ast.AST]:
+    """Walk over a program, but not into its checks and formatted texts."""
+    check = isinstance(tree, ast.Call) and ".testing." in ast.unparse(tree.func)
+    if not check and not isinstance(tree, ast.Assert | ast.JoinedStr):
+        yield tree
+        for child in ast.iter_child_nodes(tree):
+            yield from breakable(child)
+
+
+def layouts(entries: list[ast.expr]) -> Iterator[list[ast.expr]]:
+    """A spec with one entry left out, with two swapped, or with one read backwards."""
+    for i, entry in enumerate(entries):
+        before, after = entries[:i], entries[i + 1 :]
+        if ast.unparse(entry) != "None":
+            yield [*before, ast.Constant(None), *after]
+        if isinstance(entry, ast.Tuple):
+            yield [*before, ast.Tuple(entry.elts[::-1]), *after]
+        if before and ast.unparse(entry) != ast.unparse(before[-1]):
+            yield [*before[:-1], entry, before[-1], *after]
+
+
+def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """The ways to break one node: what to replace, and by what."""
+    match node:
+        case ast.Attribute(value, attr) if attr in SWAP:
+            yield node, ast.Attribute(value, SWAP[attr])
+        case ast.BinOp(ast.BinOp(a, ast.Add() | ast.Sub() as sign, b), ast.Mod(), n):
+            turned = ast.Sub() if isinstance(sign, ast.Add) else ast.Add()
+            yield node, ast.BinOp(ast.BinOp(a, turned, b), ast.Mod(), n)
+        case ast.BinOp(a, ast.Mult(), b):
+            sides = (a, b), (b, a)
+            yield from ((node, x) for x, m in sides if "mask" in last_name(m))
+        case ast.BinOp(a, ast.Div(), b) if not re.search("['\"]", ast.unparse(b)):
+            yield node, a
+        case ast.List(rules):
+            for rule in rules:
+                match rule:
+                    case ast.Tuple([ast.Constant(str()) as name, _]):
+                        yield rule, ast.Tuple([name, ast.Constant(None)])
+        case ast.Call(func):
+            name = long.get(last_name(func)) or last_name(func)
+            yield from call_edits(node, name, other)
+
+
+def call_edits(
+    call: ast.Call, name: str, other: dict
+) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """The ways to break a call of a function with this name."""
+    func, args, keywords = call.func, call.args, call.keywords
+    if name in DROP and args and not isinstance(args[0], ast.Starred):
+        yield call, args[0]
+    if name == "where" and len(args) == 3:
+        yield call, args[1]
+    if name == "axis_index":
+        yield call, ast.Constant(0)
+    if name == "split" and "random" in ast.unparse(func):
+        count = args[1] if len(args) > 1 else ast.Constant(2)
+        yield call, ast.Call(ast.Name("jnp.broadcast_to"), [args[0], count], [])
+    if name in ("P", "PartitionSpec"):
+        yield from ((call, ast.Call(func, new, [])) for new in layouts(args))
+    for arg in (*args, *(keyword.value for keyword in keywords)):
+        match arg:
+            case ast.Constant(axis) if name in ALONG and axis in other:
+                yield arg, ast.Constant(other[axis])
+            case ast.Tuple([ast.Constant(), ast.Constant()] as axes) if name in ALONG:
+                yield from ((arg, ast.Tuple([axis])) for axis in axes)
+            case ast.Tuple(entries) if name in SPEC:
+                yield from ((arg, ast.Tuple(new)) for new in layouts(entries))
+    for keyword in keywords:
+        if keyword.arg in OPTIONS:
+            yield call, ast.Call(func, args, [k for k in keywords if k is not keyword])
+
+
+def replaced(source: str, node: ast.AST, new: ast.AST) -> str:
+    """The source with the text of one node replaced; ast counts columns in bytes."""
+    text = ast.unparse(new)
+    if isinstance(new, ast.BinOp | ast.Lambda | ast.UnaryOp | ast.IfExp):
+        text = f"({text})"
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+    whole = b"".join(lines)
+    return b"".join([whole[:start], text.encode(), whole[end:]]).decode()
+
+
+def mutants(cells: list[NotebookNode], seen: set[str]) -> Iterator[Mutant]:
+    """Break a notebook's cells, but not its stubs (tag exercise), nor its drawings (tag
+    hide-input), nor shared cells seen before: their checks are where they first stand.
+    """
+    whole = ast.Module([parse(cell.source) for cell in cells], [])
+    long, other = aliases(whole), neighbours(whole)
+    for number, cell in enumerate(cells):
+        drawing = "hide-input" in tags(cell) and not is_shared(cell)
+        if drawing or "exercise" in tags(cell) or cell.source in seen:
+            continue
+        if is_shared(cell):
+            seen.add(cell.source)
+        tree = parse(cell.source)
+        done = {ast.dump(tree)}
+        for node in breakable(tree):
+            for old, new in edits(node, long, other):
+                source = replaced(cell.source, old, new)
+                if (meaning := ast.dump(parse(source))) not in done:
+                    done.add(meaning)
+                    was, now = (
+                        version.splitlines()[old.lineno - 1].strip()
+                        for version in (cell.source, source)
+                    )
+                    yield Mutant(number, old.lineno, was, now, source)
+
+
+def execute(sources: list[str], seconds: float) -> None:
+    """Run cells in this process and end it, by a signal if it takes too long."""
+    status = RAISED
+    try:
+        signal.alarm(round(seconds))
+        for stream in range(3):
+            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+        from matplotlib_inline.config import InlineBackend  # it imports NumPy
+
+        shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+        shell.configurables.append(InlineBackend.instance(parent=shell))
+        shell.showtraceback = lambda *_, **__: None
+        for source in sources:
+            result = shell.run_cell(source, store_history=True)
+            if error := result.error_before_exec or result.error_in_exec:
+                status = CHECKED if isinstance(error, AssertionError) else RAISED
+                break
+        else:
+            status = SURVIVED
+    finally:
+        os._exit(status)
+
+
+def run_all(programs: list[list[str]], seconds: float) -> list[int]:
+    """Run each list of cells in a process of its own; the exit statuses, in order."""
+    statuses, running, waiting = {}, {}, [*enumerate(programs)]
+    while waiting or running:
+        if waiting and len(running) < WORKERS:
+            number, sources = waiting.pop(0)
+            process = os.fork()
+            if process == 0:
+                execute(sources, seconds)
+            running[process] = number
+        else:
+            process, status = os.wait()
+            statuses[running.pop(process)] = os.waitstatus_to_exitcode(status)
+    return [statuses[number] for number in range(len(programs))]
+
+
+def waivers(root: Path) -> dict[tuple[str, str], str]:
+    """Read the reasons to waive mutants, by chapter and broken line."""
+    lines = (root / "tests/equivalent_mutants.txt").read_text().splitlines()
+    first = (line.split(" | ", 1) for line in lines)
+    apart = ((chapter, *rest.rsplit(" | ", 1)) for chapter, rest in first)
+    return {(chapter, broken): reason for chapter, broken, reason in apart}
+
+
+def break_book(root: Path) -> dict[str, tuple[list[NotebookNode], list[Mutant]]]:
+    """Each chapter's cells and its mutants, but for the waived ones."""
+    found, seen, waived, met = {}, set(), waivers(root), set()
+    for name, _, cells, _ in chapters(root):
+        every = [*mutants(cells, seen)]
+        met |= {(name, m.now) for m in every}
+        found[name] = cells, [m for m in every if (name, m.now) not in waived]
+    if stale := {*waived} - met:
+        what = "\n".join(map(" | ".join, sorted(stale)))
+        raise SystemExit(
+            f"equivalent_mutants.txt waives what no longer exists:\n{what}"
+        )
+    return found
+
+
+def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[int]:
+    """Run a chapter and its mutants, print what was not caught; the exit statuses."""
+    name, sources = path.stem, [cell.source for cell in cells]
+    start = time.perf_counter()
+    if run_all([sources], 600) != [SURVIVED]:
+        raise SystemExit(f"{name} fails before anything is broken: run it first")
+    patience = 30 + 10 * (time.perf_counter() - start)
+    versions = [[*sources[: m.cell], m.source, *sources[m.cell + 1 :]] for m in broken]
+    statuses, text = run_all(versions, patience), path.read_text()
+    for m, status in zip(broken, statuses):
+        if status in (SURVIVED, TIMED_OUT):
+            line = text[: text.index(sources[m.cell])].count("\n") + m.line
+            how = "survived" if status == SURVIVED else "timed out"
+            print(f"{how}: {path.name}:{line}, code cell {m.cell + 1}")
+            print(f"    was {m.was}\n    now {m.now}")
+    survived, checked, late = map(statuses.count, (SURVIVED, CHECKED, TIMED_OUT))
+    print(f"{name}: {len(broken) - survived} of {len(broken)} caught,", end=" ")
+    print(f"{checked} by checks, {late} by the clock,", end=" ")
+    print(f"in {time.perf_counter() - start:.0f} s", flush=True)
+    return statuses
+
+
+def main(wanted: list[str], root: Path = ROOT) -> str | None:
+    """Break the wanted chapters, or all; complain if too much survives."""
+    book = break_book(root)
+    if unknown := {*wanted} - {*book}:
+        return f"no such chapter: {', '.join(sorted(unknown))}"
+    for source in (cell.source for cells, _ in book.values() for cell in cells):
+        for module in re.findall(r"^(?:from|import) ([\w.]+)", source, re.MULTILINE):
+            importlib.import_module(module)  # once, for all that forks from here
+    statuses = []
+    for name in wanted or book:
+        statuses += report(root / f"notebooks/{name}.md", *book[name])
+    caught = 1 - statuses.count(SURVIVED) / len(statuses)
+    print(f"{caught:.1%} of {len(statuses)} caught; waived: {len(waivers(root))}")
+    return f"fewer than {ENOUGH:.0%} caught" if caught < ENOUGH else None
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        os.environ |= SETTINGS | {"JAX_COMPILATION_CACHE_DIR": folder}
+        sys.exit(main(sys.argv[1:]))
