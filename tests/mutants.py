@@ -169,13 +169,14 @@ def replaced(source: str, node: ast.AST, new: ast.AST) -> str:
 
 
 def mutants(cells: list[NotebookNode], seen: set[str]) -> Iterator[Mutant]:
-    """Break a notebook's cells, but not its stubs (tag exercise), nor its drawings (tag
-    hide-input), nor shared cells seen before: their checks are where they first stand.
+    """Break a notebook's cells, but for stubs (tag exercise), hidden cells that draw,
+    and shared cells seen before: what they do is checked where they first stand.
     """
     whole = ast.Module([parse(cell.source) for cell in cells], [])
     long, other = aliases(whole), neighbours(whole)
     for number, cell in enumerate(cells):
-        drawing = "hide-input" in tags(cell) and not is_shared(cell)
+        draws = re.search(r"\bplt\.|\bdraw_", cell.source)
+        drawing = "hide-input" in tags(cell) and draws
         if drawing or "exercise" in tags(cell) or cell.source in seen:
             continue
         if is_shared(cell):
