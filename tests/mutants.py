@@ -259,13 +259,13 @@ def break_book(root: Path) -> dict[str, tuple[list[NotebookNode], list[Mutant]]]
 
 def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[int]:
     """Run a chapter and its mutants, print what was not caught; the exit statuses."""
-    name, sources = path.stem, [cell.source for cell in cells]
-    start = time.perf_counter()
+    name, text, start = path.stem, path.read_text(), time.perf_counter()
+    sources = [cell.source for cell in cells]
     if run_all([sources], 600) != [SURVIVED]:
         raise SystemExit(f"{name} fails before anything is broken: run it first")
     patience = 30 + 10 * (time.perf_counter() - start)
     versions = [[*sources[: m.cell], m.source, *sources[m.cell + 1 :]] for m in broken]
-    statuses, text = run_all(versions, patience), path.read_text()
+    statuses = run_all(versions, patience)
     for m, status in zip(broken, statuses):
         if status in (SURVIVED, TIMED_OUT):
             line = text[: text.index(sources[m.cell])].count("\n") + m.line
