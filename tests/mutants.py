@@ -4,7 +4,7 @@ Run by `nox -s mutants`, with names of chapters to run only those. The checks of
 a chapter are worth what they notice: a collective left out, a mean for a sum, another
 mesh axis or layout, a key used twice, a mask forgotten. What goes unnoticed is printed;
 what makes no difference is waived in equivalent_mutants.txt, whose lines read
-chapter | broken line | reason.
+chapter | line as it was | line as broken | reason.
 """
 
 import ast
@@ -234,25 +234,24 @@ def run_all(programs: list[list[str]], seconds: float) -> list[int]:
     return [statuses[number] for number in range(len(programs))]
 
 
-def waivers(root: Path) -> dict[tuple[str, str], str]:
-    """Read the reasons to waive mutants, by chapter and broken line."""
+def waivers(root: Path) -> dict[str, str]:
+    """Read the reasons to waive mutants, by chapter and line before and after."""
     lines = (root / "tests/equivalent_mutants.txt").read_text().splitlines()
-    first = (line.split(" | ", 1) for line in lines)
-    apart = ((chapter, *rest.rsplit(" | ", 1)) for chapter, rest in first)
-    return {(chapter, broken): reason for chapter, broken, reason in apart}
+    return dict(line.rsplit(" | ", 1) for line in lines)
 
 
 def break_book(root: Path) -> dict[str, tuple[list[NotebookNode], list[Mutant]]]:
     """Each chapter's cells and its mutants, but for the waived ones."""
-    found, seen, waived, met = {}, set(), waivers(root), set()
+    found, seen, waived = {}, set(), waivers(root)
+    stale = {*waived}
     for name, _, cells, _ in chapters(root):
-        every = [*mutants(cells, seen)]
-        met |= {(name, m.now) for m in every}
-        found[name] = cells, [m for m in every if (name, m.now) not in waived]
-    if stale := {*waived} - met:
-        what = "\n".join(map(" | ".join, sorted(stale)))
+        keys = {m: f"{name} | {m.was} | {m.now}" for m in mutants(cells, seen)}
+        found[name] = cells, [m for m, key in keys.items() if key not in waived]
+        stale -= {*keys.values()}
+    if stale:
         raise SystemExit(
-            f"equivalent_mutants.txt waives what no longer exists:\n{what}"
+            "equivalent_mutants.txt waives what no longer exists:\n"
+            + "\n".join(sorted(stale))
         )
     return found
 

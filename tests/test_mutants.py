@@ -113,15 +113,19 @@ def test_strong_chapter_passes(book, capfd):
 
 
 def test_waived_mutant_is_not_run(book, capfd):
-    waiver = f"01_weak | {NOW} | it only shows the syntax\n"
+    waiver = f"01_weak | {WAS} | {NOW} | it only shows the syntax\n"
     (book / "tests/equivalent_mutants.txt").write_text(waiver)
     assert mutants.main([], book) is None
     assert "100.0% of 1 caught; waived: 1" in capfd.readouterr().out
 
 
 def test_waiver_of_nothing_is_an_error(book):
-    (book / "tests/equivalent_mutants.txt").write_text("01_weak | right = 3 | why\n")
-    with pytest.raises(SystemExit, match=r"no longer exists:\n01_weak \| right = 3"):
+    (book / "tests/equivalent_mutants.txt").write_text(
+        "01_weak | right = 2 | right = 3 | why\n"
+    )
+    with pytest.raises(
+        SystemExit, match=r"no longer exists:\n01_weak \| right = 2 \| right = 3$"
+    ):
         mutants.main([], book)
 
 
