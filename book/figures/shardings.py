@@ -70,7 +70,7 @@ def write_logo(file: Path) -> None:
         for (x, y), color in zip(RING, COLORS)
     )
     head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">\n'
-    file.write_text(f"{head}<title>Parallel JAX</title>\n{tiles}</svg>\n")
+    file.write_text(f"{head}<title>Eight devices in a ring</title>\n{tiles}</svg>\n")
 
 
 def write_card(file: Path) -> None:

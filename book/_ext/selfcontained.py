@@ -1,0 +1,125 @@
+"""Make each page light and whole: it needs no other host, and to be read no script.
+
+A Sphinx extension. Formulas become MathML, which browsers draw by themselves. Figures
+follow the reader's choice of light or dark. Callouts get a class that book.css knows.
+What no page asks for is not published.
+"""
+
+import datetime
+import json
+import re
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from docutils import nodes
+from math_core import LatexToMathML
+from packaging.version import Version
+
+# Ink and paper change places; the colours of the devices stay.
+DARK = """<style>@media (prefers-color-scheme: dark) {
+svg { fill: #ced6dd }
+[style*="fill: #ffffff"] { fill: #14181e !important }
+[style*="stroke: #ffffff"] { stroke: #14181e !important }
+[style*="fill: #000000"] { fill: #ced6dd !important }
+[style*="stroke: #000000"] { stroke: #ced6dd !important }
+}</style></svg>"""
+UNUSED = ["scripts/fontawesome.js", "vendor", "webpack-macros.html"]
+MISSING = """<h1>There is no page here</h1>
+<p>The address may be old or mistyped. <a href="{0}book/index.html">The first page</a>
+has a map of all chapters. <a href="{0}search.html">The search</a> knows every page, and
+finds an error message that you paste from a terminal.</p>"""
+CALLOUTS = {"Predict.", "Pitfall.", "Takeaway."}
+to_mathml = LatexToMathML().convert_with_local_state
+
+
+def inline_formula(translator, node):
+    translator.body.append(to_mathml(node.astext(), displaystyle=False))
+    raise nodes.SkipNode
+
+
+def displayed_formula(translator, node):
+    formula = to_mathml(node.astext(), displaystyle=True)
+    translator.body.append(f'<div class="formula" tabindex="0">{formula}</div>')
+    raise nodes.SkipNode
+
+
+def mark_callouts(app, doctree):
+    """Give the box or paragraph that a label of CALLOUTS starts the label's class."""
+    for strong in doctree.findall(nodes.strong):
+        paragraph = strong.parent
+        label = strong.astext()
+        if label in CALLOUTS and paragraph.astext().startswith(label):
+            quoted = isinstance(paragraph.parent, nodes.block_quote)
+            box = paragraph.parent if quoted else paragraph
+            box["classes"] += ["callout", label.rstrip(".").lower()]
+
+
+def describe_build(app, config):
+    """Say on every page what made it, and give each part of the site its address."""
+    base = urlsplit(config.html_baseurl).path
+    config.notfound_urls_prefix = base
+    config.notfound_context = {"title": "Page not found", "body": MISSING.format(base)}
+    config.ogp_site_url = config.html_baseurl
+    jax, today = version("jax"), f"{datetime.date.today():%-d %B %Y}"
+    chapters = len(list(Path(app.srcdir).glob("notebooks/*.md")))
+    runs = json.loads(Path(app.srcdir, "book/measured/legs.json").read_text()).values()
+    good = [run["jax"] for run in runs if "failed" not in run["chapters"].values()]
+    good.sort(key=Version)
+    config.html_theme_options["extra_footer"] = (
+        f"Version {config.version}, built with JAX {jax} on {today}. "
+        f"Every chapter passes on JAX {good[0]} to {good[-1]}."
+    )
+    config.myst_substitutions["pdf"] = (
+        f"[one PDF]({config.html_baseurl}parallel-jax.pdf)"
+    )
+    config.myst_substitutions["build"] = (
+        f"{chapters} chapters, each executed and checked, with JAX {jax}, on {today}"
+    )
+
+
+def let_drawings_scroll(app, pagename, templatename, context, doctree):
+    """Put each drawing into a box that a phone can scroll, by touch or by keyboard."""
+    box = (
+        r'<div class="drawing" role="group" aria-label="Drawing" tabindex="0">\1</div>'
+    )
+    if pagename.startswith("notebooks/"):
+        context["body"] = re.sub(
+            r'(<img alt="[^"]*" src="[./]*_images/[^>]*>)', box, context["body"]
+        )
+
+
+def publish_lightly(app, error):
+    if error or app.builder.format != "html":
+        return
+    out = Path(app.outdir)
+    for name in UNUSED:
+        path = out / "_static" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for path in out.glob("_static/**/*.map"):
+        path.unlink()
+    for path in out.glob("_images/*.svg"):
+        svg = path.read_text()
+        if "prefers-color-scheme" not in svg:
+            path.write_text(DARK.join(slim(svg).rsplit("</svg>", 1)))
+
+
+def slim(svg):
+    """Drop what a drawing by Matplotlib says twice, or to a millionth of a point."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r"('DejaVu Sans(?: Mono)?'), [^;\"]*?((sans-serif|monospace)\b)", r"\1, \2", svg
+    )
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"(\.\d\d)\d+", r"\1", svg))
+
+
+def setup(app):
+    app.add_html_math_renderer(
+        "mathml", (inline_formula, None), (displayed_formula, None)
+    )
+    app.connect("config-inited", describe_build)
+    app.connect("doctree-read", mark_callouts)
+    app.connect("html-page-context", let_drawings_scroll)
+    app.connect("build-finished", publish_lightly)
+    return {"parallel_read_safe": True, "env_version": 2}
