@@ -1,0 +1,309 @@
+/* The sharding explorer: which device of a mesh holds which block of an array.
+   Sharding.parse reads what is typed and Sharding.layout answers, both without a page. */
+"use strict";
+(() => {
+  const BYTES = { float32: 4, bfloat16: 2, float16: 2, int32: 4, int8: 1, bool: 1 };
+  const COLORS = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split(" ");
+  const MOST_DEVICES = 64;
+  const THIN = 16; // the least width and height of one device's part of a drawing
+
+  const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
+  const range = (n) => [...Array(n).keys()];
+  const quoted = (words) => words.map((word) => `"${word}"`);
+  const listed = (words) => words.join(", ").replace(/, (?=[^,]*$)/, " and ");
+  const repeated = (words) => words.find((word, i) => words.indexOf(word) < i);
+
+  function check(sound, field, ...sentences) {
+    if (!sound) throw Object.assign(new Error(sentences.join(" ")), { field });
+  }
+
+  /* [shape, mesh, spec] from text: sizes, [name, size] pairs, and a list of axis names for
+     each entry. Text that cannot be read throws an Error, whose `field` names the culprit. */
+  function parse(shapeText, meshText, specText) {
+    const parts = (text) =>
+      text.replace(/^[\s({[]+|[\s)}\],]+$/g, "").split(",").map((part) => part.trim());
+    const sizes = parts(shapeText);
+    const shape = (sizes.join() ? sizes : []).map((part) => {
+      check(/^\d+$/.test(part), "shape", `Cannot read "${part}" as a size.`,
+        "Write whole numbers with commas between them, such as 8, 8.");
+      return Number(part);
+    });
+    const mesh = parts(meshText).map((part) => {
+      const axis = part.match(/^["']?([\p{L}\p{N}_]+)["']?\s*[=:]\s*(\d+)$/u);
+      check(axis, "mesh", `Cannot read "${part}" as an axis of the mesh.`,
+        "Write name=size, such as x=2, y=4.");
+      return [axis[1], Number(axis[2])];
+    });
+    return [shape, mesh, parseSpec(specText)];
+  }
+
+  /* Turns Python's text into JSON's, so names may lack quotes and P( ) may be left out. */
+  function parseSpec(text) {
+    const token = /"[^"]*"|'[^']*'|[^\s"'(),[\]]+|\S/g;
+    const marks = { "(": "[", ")": "]", "[": "[", "]": "]", ",": ",", None: "null" };
+    const json = (text.trim().replace(/^[\w.]+(?=\()/, "").match(token) ?? [])
+      .map((word) => marks[word] ?? JSON.stringify(word.replace(/^(["'])(.*)\1$/, "$2")))
+      .join("").replace(/(?<=[^[,]),(?=]|$)/g, "");
+    let entries;
+    try {
+      entries = JSON.parse(`[${json}]`);
+    } catch {
+      check(false, "spec", 'Cannot read this spec. Write it as in Python, such as P("x", None).',
+        "Are all commas, quotes and brackets there?");
+    }
+    if (entries.length === 1 && Array.isArray(entries[0])) [entries] = entries;
+    const spec = entries.map((entry) => (entry === null ? [] : [entry].flat()));
+    check(spec.flat().every((name) => typeof name === "string"), "spec",
+      "A tuple inside a spec holds names of mesh axes, and nothing else.");
+    return spec;
+  }
+
+  /* What each device holds, the devices numbered row by row over the mesh; throws an Error
+     where JAX refuses. `pieces` counts the blocks along each dimension, `copies` the devices
+     that hold one block, and a device's `piece` says which block it holds. */
+  function layout(shape, mesh, spec) {
+    const names = mesh.map(([name]) => name);
+    const sizes = mesh.map(([, size]) => size);
+    const along = (name) => sizes[names.indexOf(name)];
+    const used = spec.flat();
+    const early = "JAX refuses this in NamedSharding(mesh, spec).";
+    const late = "JAX refuses this when it places the array, in device_put.";
+
+    const twin = repeated(names);
+    check(!twin, "mesh", `Two axes of the mesh are named "${twin}". Name them apart.`);
+    check(!sizes.includes(0), "mesh", "An axis of the mesh needs at least one device.");
+    check(product(sizes) <= MOST_DEVICES, "mesh",
+      `The mesh has ${product(sizes)} devices. This page stops at ${MOST_DEVICES}.`);
+    const strange = used.find((name) => !names.includes(name));
+    check(strange === undefined, "spec",
+      `The mesh has no axis "${strange}". It has ${listed(quoted(names))}.`,
+      `Name one of these, or add "${strange}" to the mesh.`, early);
+    const again = repeated(used);
+    check(!again, "spec", `The spec names the axis "${again}" twice, and an axis cuts only once.`,
+      "Remove one of the two.", early);
+    check(spec.length <= shape.length, "spec",
+      `The spec has more entries (${spec.length}) than the array has dimensions`,
+      `(${shape.length}). Remove entries, or add dimensions.`, late);
+    const cuts = shape.map((_, d) => spec[d] ?? []);
+    const pieces = cuts.map((axes) => product(axes.map(along)));
+    shape.forEach((size, d) => check(size % pieces[d] === 0, "shape",
+      `Dimension ${d} has size ${size}, and the ${pieces[d]} devices along`,
+      `${listed(quoted(cuts[d]))} cannot share that equally. Pad it to`,
+      `${Math.ceil(size / pieces[d]) * pieces[d]}, or cut it with fewer devices.`, late));
+    check(Number.isSafeInteger(product(shape) * MOST_DEVICES * 4), "shape",
+      "The array has more elements than this page can count.");
+
+    const block = shape.map((size, d) => size / pieces[d]);
+    const devices = range(product(sizes)).map((id) => {
+      const place = sizes.map((size, i) => Math.floor(id / product(sizes.slice(i + 1))) % size);
+      const piece = cuts.map((axes) =>
+        axes.reduce((digits, name) => digits * along(name) + place[names.indexOf(name)], 0));
+      return { id, place, piece, index: piece.map((n, d) => [n * block[d], (n + 1) * block[d]]) };
+    });
+    const replicated = names.filter((name) => along(name) > 1 && !used.includes(name));
+    const copies = devices.length / product(pieces);
+    return { shape, names, sizes, cuts, pieces, block, copies, replicated, devices };
+  }
+
+  globalThis.Sharding = { parse, layout };
+  const root = document.querySelector("#explorer");
+  if (!root) return;
+
+  /* Words. Those that become HTML hold numbers and names of axes, which are letters. */
+  const tuple = (items) => `(${items.join(", ")}${items.length === 1 ? "," : ""})`;
+  const entry = (axes) => (axes.length > 1 ? tuple(quoted(axes)) : quoted(axes)[0] ?? "None");
+  const written = (spec) => `P(${spec.map(entry).join(", ")})`;
+  const by = (sizes) => sizes.join(" × ") || "one element";
+  const position = ({ names }, { place }) =>
+    names.map((name, i) => `${name}=${place[i]}`).join(", ");
+  const slices = ({ pieces }, { index }) =>
+    `[${index.map((ends, d) => (pieces[d] === 1 ? ":" : ends.join(":"))).join(", ")}]`;
+
+  function bytes(n) {
+    const power = n < 1024 ? 0 : Math.min(4, Math.floor(Math.log2(n) / 10));
+    const short = power ? ` (${+(n / 1024 ** power).toFixed(1)} ${" KMGT"[power]}iB)` : "";
+    return `${n.toLocaleString("en")} byte${n === 1 ? "" : "s"}${short}`;
+  }
+
+  function answer({ shape, block, devices, copies, replicated }, size) {
+    const n = devices.length;
+    const each = n === 1 ? "The one device holds" : `Each of ${n} devices holds`;
+    const [what, it] = copies === n ? ["the whole array of", "It is"]
+      : ["a block of", `Each block is on ${copies} devices,`];
+    const whole = product(shape) * size;
+    return `${each} ${what} ${by(block)}: ${bytes(whole * copies / n)}. `
+      + (copies === 1
+        ? `All devices together hold the array once, ${bytes(whole)}: nothing is replicated.`
+        : `${it} replicated over ${listed(replicated)}: all devices together hold the array`
+          + ` ${copies} times, ${bytes(copies * whole)}.`);
+  }
+
+  const python = ({ shape, names, sizes }, spec, dtype) => `import jax
+
+auto = jax.sharding.AxisType.Auto
+mesh = jax.make_mesh(${tuple(sizes)}, ${tuple(quoted(names))}, axis_types=(auto,) * ${names.length})
+sharding = jax.NamedSharding(mesh, jax.${written(spec)})
+x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
+
+  /* An SVG of two dimensions, those that are cut before others, with a panel for each block
+     of the rest. A tile is a block, and the devices that hold it share it evenly. */
+  function draw({ shape, pieces, block, copies, devices }, least, labels, says) {
+    const order = range(shape.length).reverse().sort((a, b) => (pieces[b] > 1) - (pieces[a] > 1));
+    const [col, row] = order.slice(0, 2).sort((a, b) => b - a); // undefined below rank 2
+    const rest = order.slice(2).filter((d) => pieces[d] > 1).reverse();
+    const [columns, rows] = [pieces[col] ?? 1, pieces[row] ?? 1];
+    const span = (d, n) => (block[d] > 1 ? `${n * block[d]}:${(n + 1) * block[d]}` : `${n}`);
+    const room = (d) => (d === undefined ? 0 : 7 * span(d, pieces[d] - 1).length);
+    const grouped = (members, dims) =>
+      [...Map.groupBy(members, ({ piece }) => `${dims.map((d) => piece[d])}`).values()];
+
+    const ratio = Math.min(1, Math.max(0.5, shape[row] / shape[col] || 0));
+    const w = Math.max(least / columns, THIN);
+    const across = range(copies + 1).findLast((n) => copies % n === 0 && n * THIN <= w);
+    const lines = copies / across;
+    const h = Math.max(least * ratio / rows, lines * THIN);
+    const [width, height] = [columns * w, rows * h];
+    const [left, top] = [row === undefined ? 1 : 20 + room(row), rest.length ? 56 : 36];
+    const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${words}</text>`;
+    const rect = (x, y, wide, high, more) =>
+      `<rect x="${x}" y="${y}" width="${wide}" height="${high}" ${more}/>`;
+
+    const tile = (holders) => {
+      const { piece } = holders[0];
+      const [x, y] = [left + (piece[col] ?? 0) * w + 2, top + (piece[row] ?? 0) * h + 2];
+      const [wide, high] = [(w - 4) / across, (h - 4) / lines];
+      const shares = holders.map(({ id }, i) => {
+        const [a, b] = [x + (i % across) * wide, y + Math.floor(i / across) * high];
+        return `<g data-device="${id}">${rect(a, b, wide, high, `fill="${COLORS[id % 8]}"`)}
+          ${text(a + wide / 2, b + high / 2, id, 'class="number"')}</g>`;
+      });
+      const edge = rect(x, y, w - 4, h - 4, 'class="edge"');
+      return `<g class="block">${shares.join("")}${edge}</g>`;
+    };
+    const panel = (members, n) => {
+      const where = rest.map((d) => `${labels[d]}: ${span(d, members[0].piece[d])}`).join(", ");
+      const above = range(room(col) && room(col) < w ? columns : 0)
+        .map((i) => text(left + (i + 0.5) * w, top - 8, span(col, i)));
+      const beside = range(room(row) && rows)
+        .map((i) => text(left - 4, top + (i + 0.5) * h, span(row, i), 'class="row"'));
+      return `<g transform="translate(0 ${n * (top + height + 12)})">
+        ${text(left + width / 2, 8, where)}${text(left + width / 2, top - 26, labels[col] ?? "")}
+        ${text(-top - height / 2, 8, labels[row] ?? "", 'transform="rotate(-90)"')}
+        ${[...above, ...beside, ...grouped(members, [row, col]).map(tile)].join("")}</g>`;
+    };
+    const panels = grouped(devices, rest).map(panel);
+    const scrolls = width > least ? `style="min-width: ${left + width}px" tabindex="0"` : "";
+    return `<svg viewBox="0 0 ${left + width} ${panels.length * (top + height + 12)}" ${scrolls}
+      role="img" aria-label="${says}">${panels.join("")}</svg>`;
+  }
+
+  /* The page. Its state is four fields, which the address repeats. */
+  const STATE = ["shape", "mesh", "spec", "dtype"];
+  const form = root.querySelector("form");
+  const field = form.elements;
+  const part = (name) => root.querySelector(`.${name}`);
+  const typed = () => STATE.map((name) => field[name].value);
+  const readable = (texts) => { try { return parse(...texts); } catch { return [[], [], []]; } };
+  let shown; // the last layout that JAX accepts
+  let typing = false;
+
+  function render() {
+    for (const input of form) input.removeAttribute("aria-invalid");
+    part("result").inert = false;
+    try {
+      const [shape, mesh, spec] = parse(...typed());
+      shown = layout(shape, mesh, spec);
+      const grid = layout(shown.sizes, mesh, mesh.map(([name]) => [name])); // of single devices
+      show(grid, spec, field.dtype.value);
+    } catch (error) {
+      if (!error.field) throw error;
+      field[error.field].setAttribute("aria-invalid", true);
+      part("answer").textContent = error.message;
+      part("result").inert = true;
+    }
+  }
+
+  function show(grid, spec, dtype) {
+    const { shape, names, sizes, cuts, block, copies, devices } = shown;
+    part("answer").textContent = answer(shown, BYTES[dtype]);
+    part("code").textContent = python(shown, spec, dtype);
+    part("mesh").innerHTML = draw(grid, 120, names,
+      `Mesh of ${by(sizes)} devices, numbered row by row`);
+    part("array").innerHTML = draw(shown, 230,
+      cuts.map((axes, d) => `dimension ${d}${axes.length ? `, cut by ${axes.join(", ")}` : ""}`),
+      `Array of ${by(shape)} in blocks of ${by(block)}, each on ${copies} devices`);
+    part("devices").innerHTML = devices.map((device) => `
+      <tr data-device="${device.id}" tabindex="${device.id ? -1 : 0}">
+        <th scope="row"><span style="background: ${COLORS[device.id % 8]}">${device.id}</span></th>
+        <td>${position(shown, device)}</td><td>${slices(shown, device)}</td>
+        <td>${tuple(block)}</td>
+      </tr>`).join("");
+    select();
+  }
+
+  function select(id) {
+    for (const element of root.querySelectorAll("[data-device]")) {
+      element.classList.toggle("on", element.dataset.device === id);
+    }
+    const device = shown?.devices[id];
+    const others = device && shown.devices.filter((other) =>
+      other !== device && `${other.piece}` === `${device.piece}`);
+    part("held").textContent = !device ? "Point at a device, or choose one in the table."
+      : `Device ${id} at ${position(shown, device)} holds ${slices(shown, device)}. `
+        + (others.length ? `Copies on ${listed(others.map((other) => other.id))}.` : "No copies.");
+  }
+
+  function restore() {
+    form.reset();
+    const given = new URLSearchParams(location.search);
+    for (const name of STATE) if (given.has(name)) field[name].value = given.get(name);
+    if (!(field.dtype.value in BYTES)) field.dtype.value = "float32";
+    const [shape, mesh, spec] = readable(typed());
+    if (mesh.length) {
+      field.shape.value = shape.join(", ");
+      field.mesh.value = mesh.map((axis) => axis.join("=")).join(", ");
+      field.spec.value = written(spec);
+    }
+    render();
+  }
+
+  function record(change) {
+    const plain = (text) => encodeURIComponent(text.replace(/["']/g, "").replace(/\s*,\s*/g, ","))
+      .replace(/%(2C|3D)/g, decodeURIComponent);
+    const address = STATE.map((name) => `${name}=${plain(field[name].value)}`).join("&");
+    history[change](null, "", `?${address}`);
+    render();
+  }
+
+  form.addEventListener("input", () => {
+    record(typing ? "replaceState" : "pushState");
+    typing = true; // until the field is left: one edit is one step back
+  });
+  form.addEventListener("change", () => { typing = false; });
+  form.addEventListener("click", ({ target: { dataset } }) => {
+    if (!dataset.spec) return;
+    let [shape, mesh] = readable([field.shape.value, field.mesh.value, ""]);
+    if (shape.length < 2 || mesh.length < 2) {
+      form.reset();
+      [shape, mesh] = readable(typed());
+    }
+    field.spec.value = dataset.spec.replace(/\d/g, (i) => `"${mesh[i][0]}"`);
+    record("pushState");
+  });
+  for (const kind of ["pointermove", "pointerdown", "focusin"]) {
+    root.addEventListener(kind, ({ target }) =>
+      select(target.closest("[data-device]")?.dataset.device));
+  }
+  root.addEventListener("keydown", (event) => {
+    const side = { ArrowUp: "previousElementSibling", ArrowDown: "nextElementSibling" }[event.key];
+    const next = event.target.matches("tr") && event.target[side];
+    if (!next) return;
+    event.preventDefault();
+    [event.target.tabIndex, next.tabIndex] = [-1, 0];
+    next.focus();
+  });
+  addEventListener("popstate", restore);
+  root.hidden = false;
+  document.querySelector("#explorer-off").remove();
+  restore();
+})();

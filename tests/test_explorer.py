@@ -1,0 +1,357 @@
+"""The sharding explorer answers as JAX does, and its page works in a browser."""
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+
+import jax
+import numpy as np
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from playwright.sync_api import Browser, Page, expect
+from twins import ROOT
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+SCRIPT = ROOT / "book/_static/explorer.js"
+ANSWER = """cases => cases.map(texts => {
+  try {
+    const { block, copies, devices } = Sharding.layout(...Sharding.parse(...texts));
+    const holds = devices.map(({ place, index }) => [place, index]);
+    return { block, holds, copies: block.includes(0) ? null : copies };
+  } catch (error) {
+    if (!error.field) throw error;
+    return error.message;
+  }
+})"""
+NAMES = ["x", "y", "data", "model", "a_1"]
+
+
+def answers(browser: Browser, cases: list) -> list:
+    """What the script answers to cases of three texts, without the page."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.add_script_tag(path=SCRIPT)
+        return page.evaluate(ANSWER, cases)
+
+
+def as_text(shape: tuple, axes: dict[str, int], spec: tuple) -> tuple[str, str, str]:
+    """A case as a reader types it into the three fields."""
+    mesh = ", ".join(f"{name}={size}" for name, size in axes.items())
+    return str(shape), mesh, f"P({', '.join(map(repr, spec))})"
+
+
+def random_case(rng: random.Random) -> tuple[tuple, dict[str, int], tuple]:
+    """Shape, mesh axes and spec: half of them legal, the others wrong in every way."""
+    sizes = [(8,), (2, 4), (4, 2), (2, 2, 2), (2, 3), (1, 7), (2, 1, 4), (1,)]
+    sizes = rng.choice(sizes)
+    names = rng.sample(NAMES, len(sizes))
+    shape = rng.choices([0, 1, 3, 4, 6, 8, 12, 16], [1, 1, 1, 4, 3, 9, 3, 9], k=4)
+    shape = tuple(shape[: rng.randint(1, 4)])
+    length = len(shape) if rng.random() < 0.7 else rng.randint(0, len(shape) + 1)
+    spec = [[] for _ in range(length)]
+    for name in rng.sample(names, len(names)) + ["nowhere"] * (rng.random() < 0.1):
+        for _ in range(rng.choices([0, 1, 2], [5, 12, 1])[0] if spec else 0):
+            rng.choice(spec).append(name)
+    short = {0: rng.choice([None, ()]), 1: None}
+    entries = [
+        entry[0] if len(entry) == 1 else short.get(len(entry), tuple(entry))
+        for entry in spec
+    ]
+    return shape, dict(zip(names, sizes)), tuple(entries)
+
+
+def ask_jax(shape: tuple, axes: dict[str, int], spec: tuple) -> dict | str:
+    """What JAX puts where, or the name of the function that refuses."""
+    auto = (AxisType.Auto,) * len(axes)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto)
+    try:
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    except Exception:
+        return "NamedSharding"
+    try:
+        jax.device_put(np.zeros(shape, np.int8), sharding)
+    except Exception:
+        return "device_put"
+    cuts = sharding.devices_indices_map(shape)
+    index = {
+        device: [[*cut.indices(size)[:2]] for cut, size in zip(cuts[device], shape)]
+        for device in cuts
+    }
+    different = len({str(held) for held in index.values()})
+    return {
+        "block": [*sharding.shard_shape(shape)],
+        "holds": [
+            [[*at], index[device]] for at, device in np.ndenumerate(mesh.devices)
+        ],
+        "copies": mesh.size // different if prod(shape) else None,
+    }
+
+
+def test_answers_are_those_of_jax(browser):
+    rng = random.Random(0)
+    cases = [random_case(rng) for _ in range(500)]
+    refusals, ranks = Counter(), Counter()
+    for case, said in zip(cases, answers(browser, [as_text(*case) for case in cases])):
+        jax_says = ask_jax(*case)
+        if isinstance(jax_says, str):
+            assert isinstance(said, str) and f" in {jax_says}" in said, (case, said)
+            refusals[re.sub(r"Dimension \d", "A dimension", said)[:15], jax_says] += 1
+        else:
+            assert said == jax_says, case
+            ranks[len(case[0])] += 1
+    assert min(ranks[rank] for rank in (1, 2, 3, 4)) >= 30, ranks
+    assert len(refusals) == 4 and min(refusals.values()) >= 10, refusals
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ("(8, 16)", "{'x': 2, 'y': 4}", "P('x', ('y',))"),
+        ("[8,16]", "(x=2, y=4)", 'jax.sharding.PartitionSpec("x", "y")'),
+        (" 8, 16, ", "x: 2, y: 4,", "('x', 'y',)"),
+        ("8,16", "x=2,y=4", "x, y"),
+        ("8,16", "x=2,y=4", "P(x,y)"),
+    ],
+)
+def test_spellings_of_one_case(browser, texts):
+    plain = as_text((8, 16), {"x": 2, "y": 4}, ("x", "y"))
+    said, meant = answers(browser, [texts, plain])
+    assert said == meant and meant["block"] == [4, 4]
+
+
+@pytest.fixture
+def explorer(browser: Browser, site: str) -> Iterator[Page]:
+    """The page, which must not write an error to the console."""
+    errors = []
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on(
+            "console",
+            lambda note: errors.append(note.text) if note.type == "error" else None,
+        )
+        page.goto(site + "book/explorer.html")
+        yield page
+    assert not errors, errors
+
+
+def state(page: Page) -> dict[str, str]:
+    return {
+        name: page.locator(f"#explorer [name={name}]").input_value()
+        for name in ("shape", "dtype", "mesh", "spec")
+    }
+
+
+def table(page: Page) -> list[list[str]]:
+    rows = page.locator("#explorer tbody tr").all()
+    return [row.locator("th, td").all_inner_texts() for row in rows]
+
+
+def type_in(page: Page, **texts: str) -> None:
+    for name, text in texts.items():
+        page.locator(f"#explorer [name={name}]").fill(text)
+
+
+def test_table_sentence_and_code_follow_what_is_typed(explorer):
+    type_in(explorer, shape="16, 6", mesh="data=2, model=4", spec="P('data', None)")
+    explorer.get_by_label("Element type").select_option("bfloat16")
+    scope = {}
+    exec(explorer.locator("#explorer pre").inner_text(), scope)
+    x, mesh = scope["x"], scope["mesh"]
+    assert (x.shape, x.dtype.name) == ((16, 6), "bfloat16")
+    assert (dict(mesh.shape), x.sharding.spec[0]) == ({"data": 2, "model": 4}, "data")
+
+    rows = table(explorer)
+    assert len(rows) == mesh.size
+    for (number, place, _, shape), (at, device) in zip(
+        rows, np.ndenumerate(mesh.devices)
+    ):
+        assert int(number) == device.id
+        assert place == "data={}, model={}".format(*at)
+        assert shape == str(x.addressable_shards[0].data.shape)
+    array = np.arange(x.size).reshape(x.shape)
+    for shard, row in zip(x.addressable_shards, rows):
+        held = eval(f"array{row[2]}", {"array": array})
+        np.testing.assert_array_equal(held, array[shard.index])
+
+    shards = [shard.data.nbytes for shard in x.addressable_shards]
+    answer = explorer.locator("#explorer .answer")
+    expect(answer).to_contain_text(
+        f"Each of {mesh.size} devices holds a block of 8 × 6"
+    )
+    expect(answer).to_contain_text(f": {shards[0]} bytes.")
+    expect(answer).to_contain_text("on 4 devices, replicated over model")
+    expect(answer).to_contain_text(f"4 times, {sum(shards)} bytes")
+    assert sum(shards) == 4 * x.nbytes
+
+
+def test_address_carries_the_state(explorer, browser):
+    type_in(explorer, shape="4, 6, 8", mesh="a=2, b=3", spec="P(None, ('b',), 'a')")
+    explorer.get_by_label("Element type").select_option("int8")
+    assert explorer.url.endswith(
+        "?shape=4,6,8&mesh=a=2,b=3&spec=P(None,(b,),a)&dtype=int8"
+    )
+    with browser.new_context() as context:
+        other = context.new_page()
+        other.goto(explorer.url)
+        assert state(other) == state(explorer) | {"spec": 'P(None, "b", "a")'}
+        assert table(other) == table(explorer)
+
+
+def test_back_and_forward(explorer):
+    first = state(explorer)
+    explorer.get_by_label("Spec", exact=True).press("Control+a")
+    explorer.keyboard.type("P(None)")  # one step back, for all of its letters
+    type_in(explorer, shape="8, 24")
+    last = state(explorer)
+    explorer.go_back()
+    assert state(explorer) == last | {"shape": first["shape"]}
+    explorer.go_back()
+    assert state(explorer) == first
+    explorer.go_forward()
+    explorer.go_forward()
+    assert state(explorer) == last and table(explorer)[0][3] == "(8, 24)"
+
+
+@pytest.mark.parametrize(
+    "tabs, spec",
+    [
+        (1, "P()"),
+        (2, 'P("b", None)'),
+        (3, 'P(None, "a")'),
+        (4, 'P("b", "a")'),
+        (5, 'P("a", "b")'),
+        (6, 'P(("b", "a"), None)'),
+    ],
+)
+def test_presets_by_keyboard(explorer, tabs, spec):
+    type_in(explorer, shape="24, 24", mesh="b=2, a=4", spec="P(")
+    for _ in range(tabs):
+        explorer.keyboard.press("Tab")
+    explorer.keyboard.press("Enter")
+    assert state(explorer) == {
+        "shape": "24, 24",
+        "dtype": "float32",
+        "mesh": "b=2, a=4",
+        "spec": spec,
+    }
+    assert explorer.locator("#explorer [aria-invalid]").count() == 0
+
+
+def test_presets_mend_what_they_cannot_use(explorer):
+    first = state(explorer)
+    type_in(explorer, shape="many", mesh="x=8")
+    explorer.get_by_role("button", name="By both", exact=True).click()
+    assert state(explorer) == first
+
+
+@pytest.mark.parametrize(
+    "texts, field, words",
+    [
+        ({"shape": "8, many"}, "shape", 'Cannot read "many" as a size'),
+        ({"shape": "8,, 8"}, "shape", 'Cannot read "" as a size'),
+        ({"shape": f"8, {8**20}"}, "shape", "more elements"),
+        ({"mesh": "x=2, y"}, "mesh", 'Cannot read "y"'),
+        ({"mesh": "x=2, x=4"}, "mesh", 'Two axes of the mesh are named "x"'),
+        ({"mesh": "x=0"}, "mesh", "at least one device"),
+        ({"mesh": "x=8, y=9"}, "mesh", "72 devices"),
+        ({"spec": 'P("x", "y"'}, "spec", "Cannot read this spec"),
+        ({"spec": "P(,)"}, "spec", "Cannot read this spec"),
+        ({"spec": 'P(("x", None))'}, "spec", "A tuple inside a spec"),
+        ({"spec": 'P("z")'}, "spec", 'has no axis "z". It has "x" and "y"'),
+        ({"spec": 'P("x", "x")'}, "spec", 'names the axis "x" twice'),
+        ({"spec": "P(None, None, None)"}, "spec", "more entries (3)"),
+        ({"shape": "8, 10"}, "shape", "Dimension 1 has size 10, and the 4 devices"),
+        ({"shape": "8, 10"}, "shape", "Pad it to 12"),
+    ],
+)
+def test_errors_say_what_to_do(explorer, texts, field, words):
+    type_in(explorer, **texts)
+    expect(explorer.locator("#explorer .answer")).to_contain_text(words)
+    assert explorer.locator("#explorer [aria-invalid]").get_attribute("name") == field
+    expect(explorer.locator("#explorer .result")).to_have_attribute("inert", "")
+    type_in(explorer, shape="8, 8", mesh="x=2, y=4", spec="P()")
+    expect(explorer.locator("#explorer .answer")).to_contain_text("It is replicated")
+    assert explorer.locator("#explorer [aria-invalid], #explorer [inert]").count() == 0
+
+
+def test_table_and_drawing_mark_one_device(explorer):
+    type_in(explorer, spec='P("x")')
+    on = explorer.locator("#explorer .on")
+    explorer.locator(".array [data-device='5']").hover()
+    assert {e.get_attribute("data-device") for e in on.all()} == {"5"}
+    assert on.count() == 3  # in the mesh, in the array and in the table
+    held = explorer.locator("#explorer .held")
+    expect(held).to_have_text(
+        "Device 5 at x=1, y=1 holds [4:8, :]. Copies on 4, 6 and 7."
+    )
+    explorer.locator("#explorer tbody tr").first.focus()
+    explorer.keyboard.press("ArrowDown")
+    expect(explorer.locator("#explorer tbody tr:focus th")).to_have_text("1")
+    expect(held).to_contain_text("Device 1 at x=0, y=1")
+    assert {e.get_attribute("data-device") for e in on.all()} == {"1"}
+
+
+STATES = {
+    "first": "",
+    "copies": "?spec=P(y)",
+    "rank-3": "?shape=4,64,128&mesh=data=2,seq=2,model=2&spec=P(data,seq,model)",
+    "rank-0": "?shape=&spec=P()",
+    "wide": "?shape=1048576&mesh=data=64&spec=P(data)",
+    "64-copies": "?shape=64,64&mesh=data=64&spec=P()",
+    "refused": "?shape=9,8&spec=P(x)",
+}
+
+
+@pytest.mark.parametrize("query", STATES.values(), ids=STATES)
+def test_every_device_is_drawn(explorer, query):
+    explorer.goto(explorer.url + query)
+    devices = [row[0] for row in table(explorer)]
+    for drawing in (".mesh", ".array"):
+        numbers = explorer.locator(f"{drawing} .number").all_text_contents()
+        assert sorted(numbers, key=int) == devices
+
+
+@pytest.mark.parametrize("query", STATES.values(), ids=STATES)
+def test_fits_a_phone(explorer, query):
+    explorer.set_viewport_size({"width": 360, "height": 740})
+    explorer.goto(explorer.url + query)
+    assert explorer.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("query", STATES.values(), ids=STATES)
+def test_is_accessible(explorer, query, scheme):
+    explorer.emulate_media(color_scheme=scheme)
+    explorer.goto(explorer.url + query)
+    results = Axe().run(explorer, context="article", options={"preload": False})
+    assert not results.violations_count, results.generate_report()
+
+
+def test_links_of_the_page_lead_to_states(explorer):
+    links = explorer.locator("article a[href^='?']").all()
+    addresses = [link.get_attribute("href") for link in links]
+    assert len(addresses) >= 6
+    refused = []
+    for address in addresses:
+        explorer.goto(explorer.url.partition("?")[0] + address)
+        refused.append(explorer.locator("#explorer [aria-invalid]").count())
+    assert sum(refused) == 1  # twelve rows for eight devices
+
+
+def test_an_address_cannot_add_markup(explorer):
+    explorer.goto(explorer.url + "?mesh=<b>x</b>=2&spec=P()&dtype=<b>")
+    assert explorer.locator("#explorer b").count() == 0
+    assert state(explorer)["dtype"] == "float32"
+
+
+def test_without_javascript(browser, site):
+    with browser.new_context(java_script_enabled=False) as context:
+        page = context.new_page()
+        page.goto(site + "book/explorer.html")
+        expect(page.get_by_text("The explorer needs JavaScript")).to_be_visible()
+        expect(page.locator("#explorer")).to_be_hidden()
