@@ -10,10 +10,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import yaml
 from bs4 import BeautifulSoup
+from conftest import PREFIX, SITE
 from twins import ROOT
 
-SITE = ROOT / "_build/html"
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 
 
@@ -55,15 +56,56 @@ def test_internal_links_lead_somewhere():
             parts = urlsplit(link["href"])
             if parts.scheme or parts.netloc:
                 continue
-            target = (
-                (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            )
+            base = SITE if parts.path.startswith(PREFIX) else path.parent
+            way = unquote(parts.path).removeprefix(PREFIX)
+            target = (base / way).resolve() if way else path
             if not target.is_file():
                 broken.append(f"{path.name}: {link['href']}")
             elif target.suffix == ".html" and parts.fragment:
                 if not page(target).find(id=unquote(parts.fragment)):
                     broken.append(f"{path.name}: {link['href']}")
     assert not broken, "\n".join(broken)
+
+
+def test_next_follows_the_contents():
+    contents = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    order = [contents["root"]]
+    order += [c["file"] for part in contents["parts"] for c in part["chapters"]]
+    for here, there in zip(order, order[1:], strict=False):
+        path = SITE / f"{here}.html"
+        follow = page(path).select_one("a.right-next")["href"]
+        back = page(SITE / f"{there}.html").select_one("a.left-prev")["href"]
+        assert (path.parent / follow).resolve() == SITE / f"{there}.html"
+        assert (SITE / f"{there}.html").parent.joinpath(back).resolve() == path
+
+
+def test_landing_page_has_every_chapter():
+    links = {
+        Path(a["href"]).stem for a in page(SITE / "book/index.html").select("td a")
+    }
+    assert links == set(CHAPTERS)
+
+
+def test_pages_can_be_shared_and_found():
+    addresses = (SITE / "sitemap.xml").read_text()
+    for path in [path for path in pages() if path.parent != SITE]:
+        meta = {
+            tag.get("property") or tag.get("name"): tag["content"]
+            for tag in page(path).find_all("meta", content=True)
+        }
+        assert str(path.relative_to(SITE)) in addresses
+        assert meta["og:title"] and len(meta["description"]) > 40, path
+        assert urlsplit(meta["og:image"]).path.startswith(PREFIX), path
+        assert (SITE / urlsplit(meta["og:image"]).path.removeprefix(PREFIX)).is_file()
+
+
+def test_every_page_names_its_version():
+    version = re.search(r"## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text())[1]
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text()
+    for path in [path for path in pages() if path != SITE / "index.html"]:
+        footer = page(path).select_one("footer.bd-footer-content").get_text()
+        assert re.search(rf"Version {version}, built with JAX [\d.]+ on", footer), path
+        assert re.search(r"passes on JAX [\d.]+ to [\d.]+\.", footer), path
 
 
 def test_images_say_what_they_show():
@@ -81,6 +123,15 @@ def test_chapter_shows_its_results(name):
     outputs = page(SITE / f"notebooks/{name}.html").select("div.cell_output")
     assert len(outputs) >= 10
     assert re.match(r"JAX [\d.]+, \d+ .* devices", outputs[0].get_text().strip())
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_callouts_look_like_callouts(name):
+    chapter = page(SITE / f"notebooks/{name}.html")
+    for label in ("Predict", "Pitfall", "Takeaway"):
+        said = [tag for tag in chapter.find_all("strong") if tag.text == f"{label}."]
+        assert said
+        assert all(tag.find_parent(class_=label.lower()) for tag in said)
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

@@ -1,0 +1,199 @@
+"""The built site as a reader meets it, in headless Chromium: run by `nox -s site`."""
+
+from collections import defaultdict
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from conftest import SITE, record
+from twins import ROOT
+
+PAGES = sorted(
+    str(path.relative_to(SITE))
+    for folder in ("book", "notebooks", ".")
+    for path in (SITE / folder).glob("*.html")
+    if path != SITE / "index.html"  # it leads to book/index.html
+)
+MODES = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
+}
+ERRORS = "book/errors.html"
+SEARCHES = {
+    "gather scatter exchange": "notebooks/05_collectives.html",
+    "ensemble": "notebooks/08_ensembles.html",
+    "save and restore a checkpoint": "notebooks/15_checkpoints.html",
+    "logical axis rules": "notebooks/14_logical_axes.html",
+    "BatchNorm statistics": "notebooks/07_data_parallel_classifier.html",
+    "which API should I choose": "book/which_api.html",
+    "xmap": "book/old_names.html",
+    "ValueError: Received incompatible devices for jitted computation. Got argument a "
+    "of f with shape float32[8] and device ids [0] on platform CPU": ERRORS,
+    "jax.errors.ShardingTypeError: Contracting dimensions are sharded and it is "
+    "ambiguous how the output should be sharded. Please specify the output sharding "
+    "via the `out_sharding` parameter. Got lhs_contracting_spec=('x',)": ERRORS,
+    'RuntimeError: Array has been deleted with shape=float32[8].\n  File "/home/me/'
+    'train.py", line 42, in <module>': ERRORS,
+}
+
+
+@pytest.fixture(scope="module")
+def measured(request, browser):
+    """What the tests find, by page; `--record` writes it for the status page."""
+    numbers = defaultdict(dict)
+    yield numbers
+    if request.config.getoption("--record"):
+        record("site", {"browser": f"Chromium {browser.version}", "pages": numbers})
+
+
+@pytest.fixture
+def visit(browser, site):
+    """Open a page in a mode; returns it with what it asked for and complained of."""
+    contexts = []
+
+    def open_page(name, mode="light", **options):
+        context = browser.new_context(**MODES[mode] | options)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints, page.weights = [], {}
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on(
+            "console",
+            lambda line: line.type == "error" and page.complaints.append(line.text),
+        )
+
+        def weigh(response):
+            if response.url.startswith(site):
+                page.weights[response.url.removeprefix(site)] = len(response.body())
+            elif not response.url.startswith("data:"):
+                page.complaints.append(f"asks another host: {response.url}")
+
+        page.on("requestfinished", lambda request: weigh(request.response()))
+        page.on(
+            "requestfailed",
+            lambda request: page.complaints.append(f"failed: {request.url}"),
+        )
+        page.goto(site + name, wait_until="networkidle")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_sound(visit, measured, name, mode):
+    """No other host, no error, no sideways scrolling, no barrier that axe knows."""
+    page = visit(name, mode)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= MODES[mode]["viewport"]["width"]
+    assert not page.complaints, "\n".join(page.complaints)
+    found = Axe().run(page).response["violations"]
+    barriers = [
+        f"{rule['id']}: {node['html'][:160]}\n    {node['failureSummary'][:200]}"
+        for rule in found
+        for node in rule["nodes"]
+    ]
+    assert not barriers, "\n".join(barriers)
+    measured[name][mode] = len(found)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_light(visit, measured, name):
+    """At most 800 kB of shared files, and 500 kB of its own text and figures."""
+    page = visit(name)
+    page.mouse.wheel(0, 10**6)
+    page.wait_for_load_state("networkidle")
+    shared = {n: w for n, w in page.weights.items() if n.startswith("_static/")}
+    own = {n: w for n, w in page.weights.items() if n not in shared}
+    measured[name] |= {
+        "requests": len(page.weights),
+        "shared_kB": round(sum(shared.values()) / 1000),
+        "own_kB": round(sum(own.values()) / 1000),
+    }
+    assert sum(shared.values()) <= 800_000, shared
+    assert sum(own.values()) <= 500_000, own
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if name.startswith("notebooks/")]
+)
+def test_chapter_reads_without_scripts(visit, name):
+    """Text, formulas, code and figures are there before any script has run."""
+    page = visit(name, java_script_enabled=False)
+    hidden = page.evaluate(
+        """() => [...document.querySelectorAll(
+            'article :is(h1, h2, p, math, .cell_input pre, .cell_output img)')]
+          .filter(element => !element.closest('details') &&
+            !element.checkVisibility({opacityProperty: true, visibilityProperty: true}))
+          .map(element => element.outerHTML.slice(0, 100))"""
+    )
+    assert not hidden, hidden
+    assert len(page.inner_text("article").split()) > 1500
+
+
+@pytest.mark.parametrize("query", SEARCHES)
+def test_search_finds(visit, query):
+    page = visit("search.html")
+    page.fill("main input[type=search]", query)
+    page.press("main input[type=search]", "Enter")
+    page.wait_for_selector("#search-results .search-summary:has-text('found')")
+    links = page.locator("#search-results li a")
+    addresses = [links.nth(i).get_attribute("href") for i in range(links.count())]
+    assert addresses and SEARCHES[query] in addresses[0], addresses[:5]
+
+
+def test_copy_button_copies_the_code_alone(visit):
+    page = visit(
+        "notebooks/04_pmap.html", permissions=["clipboard-read", "clipboard-write"]
+    )
+    assert page.locator(".cell_output .copybtn").count() == 0
+    cell = page.locator(".cell_input", has=page.locator(".copybtn")).nth(3)
+    cell.hover()
+    cell.locator(".copybtn").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied.strip() == cell.locator("pre").inner_text().strip()
+
+
+def test_missing_page_helps(visit, site):
+    page = visit("no/such/page.html")
+    assert "no page" in page.inner_text("article h1")
+    page.click("article a")
+    assert page.title().startswith("Parallel JAX")
+
+
+def test_print_opens_solutions_and_drops_navigation(visit):
+    page = visit("notebooks/05_collectives.html")
+    page.emulate_media(media="print")
+    assert not page.locator(".bd-sidebar-primary").is_visible()
+    solution = page.locator(".tag_solution pre").first
+    assert solution.is_visible()
+
+
+@pytest.mark.parametrize(
+    "name", ["notebooks/05_collectives.html", "notebooks/09_shardings.html"]
+)
+def test_motion_stops_for_those_who_ask(visit, name):
+    moving = "document.getAnimations().filter(a => a.playState == 'running').length"
+    assert visit(name).evaluate(moving) > 0
+    assert visit(name, reduced_motion="reduce").evaluate(moving) == 0
+
+
+def test_pages_print_into_one_file(browser, site, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "book")
+    import pdf
+
+    pages = [
+        (None, "book/index"),
+        ("Start", "book/running"),
+        ("Start", "book/glossary"),
+    ]
+    monkeypatch.setattr(pdf, "contents", lambda: pages)
+    book = pdf.print_book(site, browser)
+    first, start, below = book.outline
+    assert [first.title, start.title] == ["Parallel JAX", "Start"]
+    assert [entry.title for entry in below] == ["Run the book", "Glossary"]
+    running = book.pages[book.get_destination_page_number(below[0])].indirect_reference
+    notes = [note.get_object() for note in book.pages[0]["/Annots"]]
+    assert any(note.get("/Dest", [None])[0] == running for note in notes)
