@@ -209,6 +209,11 @@ def figures_have_alt_text(root: Path) -> Iterator[str]:
             if draws and not is_shared(cell) and len(image.get("alt", "")) < 20:
                 line = cell.source.splitlines()[-1]
                 yield f"{name}: a figure without alt text: {line!r}"
+            label = re.search(r'aria-label="([^"]*)"', cell.source)
+            if re.search(r"^HTML\(", cell.source, re.M) and not (
+                label and len(label[1]) >= 20
+            ):
+                yield f"{name}: a drawing in HTML without an aria-label"
 
 
 def code_uses_todays_names(root: Path) -> Iterator[str]:

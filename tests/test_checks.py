@@ -150,6 +150,7 @@ FAULTS = {
     ],
     checks.figures_have_alt_text: [
         ("alt: Two bars, the second twice as high.", "width: 90%", "without alt"),
+        ("plt.figure()", 'HTML("<svg></svg>")', "without an aria-label"),
     ],
     checks.code_uses_todays_names: [
         ("assert 1 + 0", "jax.tree_map(len, [])", "jax.tree.map"),
