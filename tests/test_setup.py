@@ -15,6 +15,9 @@ SETUP = "\n".join(
 COUNT = "import jax; assert jax.device_count() == 8"
 
 
+HAVE = "import jax; jax.config.update('jax_num_cpu_devices', {0}); jax.devices()"
+
+
 def run(*parts: str) -> subprocess.CompletedProcess:
     """Run the parts in a fresh Python that has asked for no number of devices."""
     asks = {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}
@@ -34,13 +37,20 @@ def run(*parts: str) -> subprocess.CompletedProcess:
         "import jax",
         "import jax; assert jax.device_count() == 1",  # as one accelerator would
         f"{SETUP}\njax.pmap(lambda x: x)(jnp.arange(8.0))",
+        *(HAVE.format(count) for count in (4, 16)),
     ],
-    ids=["fresh", "twice", "late import", "one device seen", "devices used"],
+    ids=["fresh", "twice", "late import", "one seen", "eight used", "four", "sixteen"],
 )
 def test_eight_devices(before):
     result = run(before, SETUP, COUNT)
     assert result.returncode == 0, result.stderr
     assert "8 emulated CPU devices" in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_another_number_of_devices_is_named(count):
+    result = run(HAVE.format(count), SETUP)
+    assert result.stdout.startswith(f"Found {count} cpu: emulating 8\n")
 
 
 def test_old_jax_is_told_how_to_upgrade():
