@@ -1,0 +1,53 @@
+"""The table of legs and chapters from real runs: what passed, and in how many seconds.
+
+A session that runs the chapters first notes its versions, as `legs.py FILE.json`, and
+leaves pytest's report beside them; `nox -s legs` joins what it finds.
+"""
+
+import datetime
+import json
+import platform
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+REPORTS = ROOT / "_build/legs"
+
+
+def note_versions(file: Path) -> None:
+    found = {name: version(name) for name in ("jax", "flax", "numpy")}
+    python = {"Python": platform.python_version()}
+    date = {"recorded": f"{datetime.date.today()}"}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(date | python | found))
+
+
+def chapters(report: Path) -> dict[str, float | str]:
+    """Seconds of each chapter that passed, and the word "failed" for the others."""
+    results = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.get("classname", "") + case.get("name", "")
+        if ".ipynb" in name or name.startswith("notebooks"):
+            slug = name.split("/")[-1].split(".ipynb")[0].split(".")[-1]
+            failed = any(case.find(tag) is not None for tag in ("failure", "error"))
+            results[slug] = "failed" if failed else round(float(case.get("time")), 1)
+    return results
+
+
+def join() -> dict[str, dict]:
+    """All legs that have run to their end on this machine."""
+    found = {}
+    for report in sorted(REPORTS.glob("*.xml")):
+        about = json.loads(report.with_suffix(".json").read_text())
+        found[report.stem] = about | {"chapters": chapters(report)}
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        note_versions(Path(sys.argv[1]))
+    else:
+        table = json.dumps(join(), indent=1)
+        (ROOT / "book/measured/legs.json").write_text(table + "\n")
