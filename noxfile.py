@@ -6,6 +6,7 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import nox
@@ -17,6 +18,7 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests", "book"]
 
+KAGGLE = ["jax==0.10.2", "jaxlib==0.10.2"]
 COLAB = ["jax==0.7.2", "jaxlib==0.7.2", "flax==0.11.2", "numpy==2.1.3"]
 # Eight devices share few cores: a collective may wait long for the last of them.
 # JAX 0.7.2 stops at flags it does not know, so only the locked versions get these.
@@ -26,17 +28,32 @@ PATIENCE = {
 }
 HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
-EVERYTHING = HOUSE_RULES + ["tests/test_setup.py", "tests/test_mutants.py"] + EXECUTE
+SELF_TESTS = [
+    f"tests/test_{name}.py"
+    for name in ("setup", "mutants", "bench", "workflows", "lock")
+]
+IN_BROWSER = ["tests/test_browser.py", "tests/test_explorer.py"]
 
 
-def install_lock(session: nox.Session) -> None:
-    session.install("--require-hashes", "-r", "requirements.lock")
+def where_present(version: str) -> str | None:
+    """The Python of this version if the machine has it; otherwise any will do."""
+    python = shutil.which(f"python{version}")
+    found = (
+        python and not subprocess.run([python, "-V"], capture_output=True).returncode
+    )
+    return version if found else None
+
+
+def install_lock(session: nox.Session, *more: str) -> None:
+    locks = [part for lock in ("requirements.lock", *more) for part in ("-r", lock)]
+    session.install("--require-hashes", *locks)
 
 
 def build(session: nox.Session, *options: str) -> None:
     install_lock(session)
     shutil.rmtree("_build/html", ignore_errors=True)  # no page outlives its source
-    Path("book/status.md").touch()  # it reports this build, so it is never up to date
+    for page in ("status", "benchmarks"):  # what they report is not in their text
+        Path(f"book/{page}.md").touch()
     session.run("pytest", "-q", *HOUSE_RULES)
     strict = ["--warningiserror", "--nitpick", "--keep-going"]
     session.run("jupyter-book", "build", ".", *strict, *options, env=PATIENCE)
@@ -53,18 +70,64 @@ def book(session: nox.Session) -> None:
     build(session, *session.posargs)
 
 
+def run_chapters(session: nox.Session, *also: str, env: dict | None = None) -> None:
+    """Run the tests named in also and every chapter, and leave a report for `legs`."""
+    leg = f"_build/legs/{session.name}"
+    session.run("python", "tests/legs.py", f"{leg}.json")
+    report = [*also, *EXECUTE, f"--junitxml={leg}.xml"]
+    session.run("pytest", *(session.posargs or report), env=env)
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Check the house rules and run every chapter from top to bottom."""
     install_lock(session)
-    session.run("pytest", *(session.posargs or EVERYTHING), env=PATIENCE)
+    run_chapters(session, *HOUSE_RULES, *SELF_TESTS, env=PATIENCE)
+
+
+@nox.session(python=where_present("3.13"))
+def colab(session: nox.Session) -> None:
+    """Run every chapter on the versions that Colab has, and once more as a reader."""
+    session.install("-r", "requirements.txt", *COLAB)
+    run_chapters(session, "tests/test_reader.py")
 
 
 @nox.session
-def colab(session: nox.Session) -> None:
-    """Run every chapter on the versions that Colab has installed."""
-    session.install("-r", "requirements.txt", *COLAB)
-    session.run("pytest", *(session.posargs or EXECUTE))
+def kaggle(session: nox.Session) -> None:
+    """Run every chapter on the JAX that Kaggle has."""
+    session.install("-r", "requirements.txt", *KAGGLE)
+    run_chapters(session)
+
+
+@nox.session
+def next(session: nox.Session) -> None:
+    """Run every chapter on the newest releases, previews included; it may fail.
+
+    Nothing waits for this session: it tells what the next upgrade will need.
+    """
+    session.install("--pre", "-r", "requirements.txt")
+    run_chapters(session)
+
+
+@nox.session(venv_backend="none")
+def legs(session: nox.Session) -> None:
+    """Keep the last run of each of the four sessions above for the status page."""
+    session.run("python3", "tests/legs.py", external=True)
+
+
+@nox.session
+def repeat(session: nox.Session) -> None:
+    """Run all chapters ten times, each time in another order; `-- 3` for three."""
+    install_lock(session)
+    session.run("python", "tests/repeat.py", *session.posargs, env=PATIENCE)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Time the book's ways as ratios; `-- --record` keeps the numbers."""
+    install_lock(session)
+    env = PATIENCE | {"MPLBACKEND": "agg"}
+    session.run("python", "tests/bench.py", *session.posargs, env=env)
 
 
 @nox.session
@@ -77,8 +140,23 @@ def mutants(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and spelling of code, chapters and pages."""
-    session.install("pre-commit>=4")
+    install_lock(session, "tests/requirements.lock")
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Read the built site in headless Chromium; `-- --record` keeps the numbers."""
+    install_lock(session, "tests/requirements.lock")
+    workers = "-n0" if "--record" in session.posargs else "-n2"
+    session.run("pytest", "-q", workers, *IN_BROWSER, *session.posargs)
+
+
+@nox.session
+def pdf(session: nox.Session) -> None:
+    """Print the built site as one PDF, _build/html/parallel-jax.pdf."""
+    install_lock(session, "tests/requirements.lock")
+    session.run("python", "book/pdf.py")
 
 
 @nox.session
@@ -100,6 +178,7 @@ def publish(session: nox.Session) -> None:
         session.error("_config.yml no longer says 'execute_notebooks: cache'")
     config.write_text(fresh)
     build(session, "--all", "--config", str(config))
+    session.notify("pdf")
 
 
 @nox.session(venv_backend="none")
@@ -138,7 +217,7 @@ def links(session: nox.Session) -> None:
 @nox.session
 def audit(session: nox.Session) -> None:
     """Look up the locked packages among the known vulnerabilities."""
-    session.install("pip-audit==2.10.1")
+    install_lock(session, "tests/requirements.lock")
     options = ["--disable-pip", "--require-hashes", "-r", "requirements.lock"]
     # Without --strict, what the service does not know passes.
     session.run("pip-audit", "--strict", *options, *session.posargs)
