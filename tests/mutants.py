@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checks import chapters, is_shared, tags
+from conftest import record
 from IPython.core.interactiveshell import InteractiveShell
 from nbformat import NotebookNode
 from traitlets.config import Config
@@ -278,7 +279,7 @@ def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[
     return statuses
 
 
-def main(wanted: list[str], root: Path = ROOT) -> str | None:
+def main(wanted: list[str], root: Path = ROOT, keep: bool = False) -> str | None:
     """Break the wanted chapters, or all; complain if too much survives."""
     book = break_book(root)
     if unknown := {*wanted} - {*book}:
@@ -286,11 +287,16 @@ def main(wanted: list[str], root: Path = ROOT) -> str | None:
     for source in (cell.source for cells, _ in book.values() for cell in cells):
         for module in re.findall(r"^(?:from|import) ([\w.]+)", source, re.MULTILINE):
             importlib.import_module(module)  # once, for all that forks from here
-    statuses = []
+    statuses, table = [], {}
     for name in wanted or book:
-        statuses += report(root / f"notebooks/{name}.md", *book[name])
+        found = report(root / f"notebooks/{name}.md", *book[name])
+        statuses += found
+        table[name] = [len(found), len(found) - found.count(SURVIVED)]
+        table[name] += [found.count(CHECKED)]
     caught = 1 - statuses.count(SURVIVED) / len(statuses)
     print(f"{caught:.1%} of {len(statuses)} caught; waived: {len(waivers(root))}")
+    if keep:
+        record("mutants", {"waived": len(waivers(root)), "chapters": table})
     return f"fewer than {ENOUGH:.0%} caught" if caught < ENOUGH else None
 
 
@@ -298,4 +304,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         os.environ |= SETTINGS | {"JAX_COMPILATION_CACHE_DIR": folder}
-        sys.exit(main(sys.argv[1:]))
+        wanted = [option for option in sys.argv[1:] if option != "--record"]
+        sys.exit(main(wanted, keep="--record" in sys.argv))
