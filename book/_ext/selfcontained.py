@@ -75,7 +75,7 @@ def describe_build(app, config):
         f"[one PDF]({config.html_baseurl}parallel-jax.pdf)"
     )
     config.myst_substitutions["build"] = (
-        f"{chapters} chapters, each executed and checked, with JAX {jax}, on {today}"
+        f"{chapters} chapters, executed and checked with JAX {jax}, built on {today}"
     )
 
 
