@@ -76,7 +76,7 @@ def run_chapters(session: nox.Session, *also: str, env: dict | None = None) -> N
         session.run("pytest", *session.posargs, env=env)
         return
     leg = f"_build/legs/{session.name}"
-    session.run("python", "tests/legs.py", f"{leg}.json")
+    session.run("python", "tools/legs.py", f"{leg}.json")
     session.run("pytest", *also, *EXECUTE, f"--junitxml={leg}.xml", env=env)
 
 
@@ -114,14 +114,14 @@ def next(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def legs(session: nox.Session) -> None:
     """Keep the last run of each of the four sessions above for the status page."""
-    session.run("python3", "tests/legs.py", external=True)
+    session.run("python3", "tools/legs.py", external=True)
 
 
 @nox.session
 def repeat(session: nox.Session) -> None:
     """Run all chapters ten times, each time in another order; `-- 3` for three."""
     install_lock(session)
-    session.run("python", "tests/repeat.py", *session.posargs, env=PATIENCE)
+    session.run("python", "tools/repeat.py", *session.posargs, env=PATIENCE)
 
 
 @nox.session
@@ -129,14 +129,14 @@ def bench(session: nox.Session) -> None:
     """Time the book's ways as ratios; `-- --record` keeps the numbers."""
     install_lock(session)
     env = PATIENCE | {"MPLBACKEND": "agg"}
-    session.run("python", "tests/bench.py", *session.posargs, env=env)
+    session.run("python", "tools/bench.py", *session.posargs, env=env)
 
 
 @nox.session
 def mutants(session: nox.Session) -> None:
     """Break each chapter one thing at a time, and expect its checks to notice."""
     install_lock(session)
-    session.run("python", "tests/mutants.py", *session.posargs)
+    session.run("python", "tools/mutants.py", *session.posargs)
 
 
 @nox.session
@@ -158,14 +158,14 @@ def site(session: nox.Session) -> None:
 def pdf(session: nox.Session) -> None:
     """Print the built site as one PDF, _build/html/parallel-jax.pdf."""
     install_lock(session, "tests/requirements.lock")
-    session.run("python", "book/pdf.py")
+    session.run("python", "tools/pdf.py")
 
 
 @nox.session
 def pair(session: nox.Session) -> None:
     """Write each chapter's notebook, links included, from its Markdown source."""
     install_lock(session)
-    session.run("python", "tests/twins.py")
+    session.run("python", "tools/pair.py")
 
 
 @nox.session

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from bench import ROUNDS, ROWS, lap, quartiles
-from twins import ROOT
+from pair import ROOT
 
 PAGE = (ROOT / "book/benchmarks.md").read_text()
 

@@ -2,7 +2,7 @@
 
 import pytest
 from checks import CHECKS
-from twins import ROOT
+from pair import ROOT
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

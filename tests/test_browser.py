@@ -4,8 +4,8 @@ from collections import defaultdict
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from conftest import SITE, record
-from twins import ROOT
+from measured import record
+from published import SITE
 
 PAGES = sorted(
     str(path.relative_to(SITE))
@@ -181,7 +181,6 @@ def test_motion_stops_for_those_who_ask(visit, name):
 
 
 def test_pages_print_into_one_file(browser, site, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "book")
     import pdf
 
     pages = [

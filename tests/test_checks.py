@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import checks
+import pair
 import pytest
-import twins
 
 CONFIG = """\
 repository:
@@ -87,7 +87,7 @@ def book(tmp_path: Path) -> Path:
     )
     (tmp_path / "notebooks/01_first.md").write_text(chapter("Add numbers"))
     (tmp_path / "notebooks/02_second.md").write_text(chapter("Add more numbers"))
-    assert twins.pair(tmp_path) == []
+    assert pair.pair(tmp_path) == []
     subprocess.check_call(["git", "init", "-q"], cwd=tmp_path)
     subprocess.check_call(["git", "add", "."], cwd=tmp_path)
     return tmp_path
@@ -204,7 +204,7 @@ def test_page_outside_the_contents_is_found(book):
 
 def test_pairing_twice_changes_nothing(book):
     before = {path: path.read_bytes() for path in (book / "notebooks").iterdir()}
-    assert twins.pair(book) == []
+    assert pair.pair(book) == []
     assert before == {
         path: path.read_bytes() for path in (book / "notebooks").iterdir()
     }
@@ -212,13 +212,13 @@ def test_pairing_twice_changes_nothing(book):
 
 def test_pairing_carries_an_edit_of_the_source(book):
     edit(book / SOURCE, "1 + 0 == 1", "1 + 1 == 2")
-    assert twins.pair(book) == []
+    assert pair.pair(book) == []
     assert "1 + 1 == 2" in (book / TWIN).read_text()
 
 
 def test_pairing_follows_the_address(book):
     edit(book / "_config.yml", "someone", "someone-else")
-    assert twins.pair(book) == []
+    assert pair.pair(book) == []
     assert "github/someone-else/" in (book / SOURCE).read_text()
     assert "github/someone-else/" in (book / TWIN).read_text()
 
@@ -226,17 +226,17 @@ def test_pairing_follows_the_address(book):
 def test_pairing_keeps_an_edited_notebook(book):
     edit(book / TWIN, "1 + 0 == 1", "1 + 1 == 2")
     edited = (book / TWIN).read_text()
-    assert "edited by hand in cells [" in "\n".join(twins.pair(book))
+    assert "edited by hand in cells [" in "\n".join(pair.pair(book))
     assert (book / TWIN).read_text() == edited
 
 
 def test_pairing_names_a_notebook_without_source(book):
     (book / SOURCE).unlink()
-    assert "02_second.ipynb has no source" in "\n".join(twins.pair(book))
+    assert "02_second.ipynb has no source" in "\n".join(pair.pair(book))
     assert (book / TWIN).exists()
 
 
 def test_pairing_clears_outputs(book):
     edit(book / TWIN, '"execution_count": null', '"execution_count": 3')
-    assert twins.pair(book) == []
+    assert pair.pair(book) == []
     assert list(checks.notebooks_hold_no_outputs(book)) == []

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from pair import ROOT
 from playwright.sync_api import Browser, Page, expect
-from twins import ROOT
 
 jax.config.update("jax_num_cpu_devices", 8)
 

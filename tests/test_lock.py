@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from twins import ROOT
+from pair import ROOT
 
 PYTHONS = ["3.11.9", "3.12.9", "3.13.9"]
 

@@ -6,8 +6,8 @@ import checks
 import mutants
 import pytest
 from nbformat.v4 import new_code_cell
+from pair import ROOT
 from test_checks import HEAD, code
-from twins import ROOT
 
 AXES = 'make_mesh((2, 4), ("x", "y"))\n'
 BROKEN = {  # a line, and everything that it may become
@@ -92,9 +92,9 @@ NOW = "right = [((i - 1) % 4) for i in range(4)]"
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
     """A book of two chapters, of which only the second checks what it says."""
-    for folder in ("notebooks", "tests"):
+    for folder in ("notebooks", "tools"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "tests/equivalent_mutants.txt").write_text("")
+    (tmp_path / "tools/equivalent_mutants.txt").write_text("")
     (tmp_path / "notebooks/01_weak.md").write_text(HEAD + code(RING))
     (tmp_path / "notebooks/02_strong.md").write_text(HEAD + code(RING) + code(CHECK))
     return tmp_path
@@ -114,13 +114,13 @@ def test_strong_chapter_passes(book, capfd):
 
 def test_waived_mutant_is_not_run(book, capfd):
     waiver = f"01_weak | {WAS} | {NOW} | it only shows the syntax\n"
-    (book / "tests/equivalent_mutants.txt").write_text(waiver)
+    (book / "tools/equivalent_mutants.txt").write_text(waiver)
     assert mutants.main([], book) is None
     assert "100.0% of 1 caught; waived: 1" in capfd.readouterr().out
 
 
 def test_waiver_of_nothing_is_an_error(book):
-    (book / "tests/equivalent_mutants.txt").write_text(
+    (book / "tools/equivalent_mutants.txt").write_text(
         "01_weak | right = 2 | right = 3 | why\n"
     )
     with pytest.raises(

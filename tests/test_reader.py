@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from twins import ROOT
+from pair import ROOT
 
 OFFLINE = """
 import socket

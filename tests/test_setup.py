@@ -6,7 +6,7 @@ import sys
 
 import checks
 import pytest
-from twins import ROOT
+from pair import ROOT
 
 _, _, code, _ = next(checks.chapters(ROOT))
 SETUP = "\n".join(

@@ -12,8 +12,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from conftest import PREFIX, SITE
-from twins import ROOT
+from pair import ROOT
+from published import PREFIX, SITE
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 

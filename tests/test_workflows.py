@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from twins import ROOT
+from pair import ROOT
 
 TOOLS = ".github/requirements.txt"
 CONTAINER = ".devcontainer/devcontainer.json"

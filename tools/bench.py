@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from conftest import record
 from flax import jax_utils
 from flax import linen as nn
-from twins import ROOT
+from measured import record
+from pair import ROOT
 
 P, Auto = jax.P, jax.sharding.AxisType.Auto
 REFERENCE, ROUNDS = "jit", 15

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import nbformat
-import twins
+import pair
 import yaml
 from nbformat import NotebookNode
 
@@ -59,7 +59,7 @@ def code_lines(cell: NotebookNode) -> int:
 
 @cache
 def parse(source: str) -> NotebookNode:
-    return twins.twin(source)
+    return pair.twin(source)
 
 
 def chapters(root: Path) -> Iterator[tuple[str, NotebookNode, list, list]]:
@@ -90,14 +90,14 @@ def notebooks_follow_their_sources(root: Path) -> Iterator[str]:
             yield f"{name}.md has no notebook {name}.ipynb. {cure}"
             continue
         old = nbformat.read(path, as_version=4)
-        pairs = list(zip(twins.content(notebook), twins.content(old), strict=False))
+        pairs = list(zip(pair.content(notebook), pair.content(old), strict=False))
         differ = [i for i, (new, was) in enumerate(pairs, start=1) if new != was]
         if len(notebook.cells) != len(old.cells):
             differ.append(len(pairs) + 1)
         if differ:
             yield f"{name}.ipynb differs from its source in cell {differ[0]}. {cure}"
         elif any(
-            old.metadata.get(key) != notebook.metadata.get(key) for key in twins.KEPT
+            old.metadata.get(key) != notebook.metadata.get(key) for key in pair.KEPT
         ):
             yield f"{name}.ipynb has other metadata than {name}.md. {cure}"
 
@@ -111,7 +111,7 @@ def notebooks_hold_no_outputs(root: Path) -> Iterator[str]:
 
 def links_open_their_own_file(root: Path) -> Iterator[str]:
     for name, notebook, _, prose in chapters(root):
-        if twins.head_links(root, name) not in notebook.cells[0].source:
+        if pair.head_links(root, name) not in notebook.cells[0].source:
             yield f"{name}: the links at the head do not open {name}. Run: nox -s pair"
         for target in re.findall(
             r"\]\(([^)#:]+)(?:#[^)]*)?\)", "\n".join(c.source for c in prose)

@@ -5,18 +5,14 @@ file, and the parts and chapters its outline.
 """
 
 import io
-import sys
-from pathlib import Path
 
 import yaml
+from pair import ROOT
 from playwright.sync_api import sync_playwright
+from published import SITE, chromium, published
 from pypdf import PdfReader, PdfWriter
 from pypdf.annotations import Link
 from pypdf.generic import Fit
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-from conftest import SITE, chromium, published  # noqa: E402
 
 FOOTER = """<div style="font: 8px sans-serif; color: #555; width: 100%; margin: 0 18mm;
 display: flex; justify-content: space-between"><span class="title"></span><span>

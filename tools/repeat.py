@@ -14,8 +14,8 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from conftest import record
-from twins import ROOT
+from measured import record
+from pair import ROOT
 
 WORKERS = 2
 MEMORY_LIMIT = 2 * 2**30

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from checks import chapters, is_shared, tags
-from conftest import record
 from IPython.core.interactiveshell import InteractiveShell
+from measured import record
 from nbformat import NotebookNode
+from pair import ROOT
 from traitlets.config import Config
-from twins import ROOT
 
 ENOUGH, WORKERS = 0.95, 2
 SURVIVED, CHECKED, RAISED, TIMED_OUT = 0, 1, 2, -signal.SIGALRM  # exit statuses
@@ -237,7 +237,7 @@ def run_all(programs: list[list[str]], seconds: float) -> list[int]:
 
 def waivers(root: Path) -> dict[str, str]:
     """Read the reasons to waive mutants, by chapter and line before and after."""
-    lines = (root / "tests/equivalent_mutants.txt").read_text().splitlines()
+    lines = (root / "tools/equivalent_mutants.txt").read_text().splitlines()
     return dict(line.rsplit(" | ", 1) for line in lines)
 
 
