@@ -1,7 +1,9 @@
-"""Write each chapter's notebook from its source: notebooks/X.md -> notebooks/X.ipynb.
+"""Bring sources and notebooks up to date: run by `nox -s pair`.
 
-Run by `nox -s pair`. The source is the only file that is edited, so a notebook that
-holds an edit of its own is left alone, and the run fails and says so.
+Every cell tagged shared-NAME, in a chapter or in a page of book/, gets the text of
+book/cells/NAME.py, and every chapter its links. Then notebooks/X.ipynb is written from
+notebooks/X.md. The source is the only file that is edited, so a notebook that holds an
+edit of its own is left alone, and the run fails and says so.
 """
 
 import hashlib
@@ -16,6 +18,11 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).parent.parent
 LINKS = re.compile(r"^\[Open in Colab\]\(.*$", re.MULTILINE)
+CELL = re.compile(
+    r"^```\{code-cell\} ipython3\n"
+    r"(?P<head>---\n(?s:.*?)\n---\n|(?::.*\n)+\n?|)(?P<text>(?s:.*?))^```$",
+    re.MULTILINE,
+)
 KEPT = ("accelerator", "colab", "kernelspec")
 
 
@@ -29,6 +36,33 @@ def head_links(root: Path, slug: str) -> str:
     )
     kaggle = f"https://kaggle.com/kernels/welcome?src={url}/{file}"
     return f"[Open in Colab]({colab}/{file}) · [Open in Kaggle]({kaggle})"
+
+
+def shared_names(tags: list[str]) -> list[str]:
+    """The names in tags of the form shared-NAME, in their order."""
+    return [tag.removeprefix("shared-") for tag in tags if tag.startswith("shared-")]
+
+
+def shared_text(root: Path, names: list[str]) -> str:
+    """The text of a cell with these names: their files in book/cells, one after the
+    other, of which only the first keeps its title for Colab."""
+    parts = [(root / f"book/cells/{name}.py").read_text().strip() for name in names]
+    rest = [part.replace("# @title ", "# ", 1) for part in parts[1:]]
+    return "\n\n\n".join([*parts[:1], *rest])
+
+
+def fill(root: Path, source: str) -> str:
+    """A source whose shared cells have the text of their files in book/cells."""
+
+    def filled(cell: re.Match) -> str:
+        tags = re.search(r"^:?tags: (.*)$", cell["head"], re.MULTILINE)
+        names = re.findall(r"\bshared-([\w-]+)", tags[1]) if tags else []
+        if not names:
+            return cell[0]
+        head = f"```{{code-cell}} ipython3\n{cell['head']}"
+        return f"{head}{shared_text(root, names)}\n```"
+
+    return CELL.sub(filled, source)
 
 
 def cell_ids(cells: list[NotebookNode]) -> list[str]:
@@ -78,6 +112,17 @@ def pair(root: Path = ROOT) -> list[str]:
             problems.append(
                 f"{path.name} has no source. To make one: "
                 f"jupytext --to md:myst notebooks/{path.name}"
+            )
+    sources = [*sorted((root / "book").glob("*.md"))]
+    sources += sorted((root / "notebooks").glob("*.md"))
+    for path in sources:
+        try:
+            path.write_text(fill(root, path.read_text()))
+        except FileNotFoundError as error:
+            name = Path(error.filename).stem
+            problems.append(
+                f"{path.name} has a cell tagged shared-{name}, and there is no "
+                f"book/cells/{name}.py"
             )
     for path in sorted((root / "notebooks").glob("*.md")):
         text, notebook = path.read_text(), path.with_suffix(".ipynb")

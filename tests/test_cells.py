@@ -1,0 +1,151 @@
+"""The judge and the other shared cells do what the chapters rely on.
+
+PYTEST_DONT_REWRITE: the judge quotes assertions as a reader's kernel raises them.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from pair import ROOT, shared_text
+
+
+@pytest.fixture
+def cells(capsys):
+    """The names that the judge and on_cpu define, on a CPU; and what they print."""
+
+    class Device:
+        platform, device_kind = "cpu", "cpu"
+
+    names = {"jax": jax, "np": np, "device": Device}
+    exec(shared_text(ROOT, ["judge", "on_cpu"]), names)
+    names["printed"] = lambda: capsys.readouterr().out.strip()
+    return names
+
+
+def mean(x):
+    """The mean of x."""
+    raise NotImplementedError
+
+
+def check(answer):
+    found = answer(np.arange(4))
+    assert found != 6, "a sum, not a mean"
+    assert found == 1.5
+
+
+def right(x):
+    return x.mean()
+
+
+def summed(x):
+    return x.sum()
+
+
+def first(x):
+    return x[0]
+
+
+def crash(x):
+    return x / "four"
+
+
+def not_in_jax(x):
+    """The gradient of pmax, for which JAX raises NotImplementedError of its own."""
+    gradient = jax.grad(lambda v: jax.lax.pmax(v, "i"))
+    return jax.vmap(gradient, axis_name="i")(x * 1.0)
+
+
+def test_stub_is_open(cells):
+    cells["judge"](check, mean)
+    assert cells["printed"]().startswith("Open.")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [right, np.mean, lambda x: sum(x) / 4, functools.partial(np.mean, axis=0)],
+    ids=["def", "library", "lambda", "partial"],
+)
+def test_right_answer_of_any_form_is_right(cells, answer):
+    cells["judge"](check, answer)
+    assert cells["printed"]() == "Right."
+
+
+def test_compiled_answer_is_judged_and_a_compiled_stub_is_open(cells):
+    cells["judge"](check, jax.jit(right))
+    assert cells["printed"]() == "Right."
+    cells["judge"](check, jax.jit(mean))
+    assert cells["printed"]().startswith("Open.")
+
+
+def test_wrong_answer_is_told_why(cells):
+    cells["judge"](check, summed)
+    assert cells["printed"]() == "Not yet. a sum, not a mean"
+
+
+def test_assertion_without_words_shows_its_line(cells):
+    cells["judge"](check, first)
+    assert cells["printed"]() == "Not yet. assert found == 1.5"
+
+
+def test_numbers_that_differ_are_shown(cells):
+    def compare(answer):
+        np.testing.assert_allclose(answer(np.arange(4)), 1.5, err_msg="not the mean")
+
+    cells["judge"](compare, summed)
+    said = cells["printed"]()
+    assert said.startswith("Not yet. Not equal to tolerance") and "not the mean" in said
+
+
+def test_crash_is_named_and_ends_nothing(cells):
+    cells["judge"](check, crash)
+    assert cells["printed"]().startswith("Not yet. TypeError: ufunc 'divide'")
+
+
+def test_what_jax_does_not_implement_is_not_an_open_stub(cells):
+    cells["judge"](check, not_in_jax)
+    assert cells["printed"]().startswith("Not yet. NotImplementedError:")
+
+
+def test_an_answer_that_is_no_function_is_not_yet_one(cells):
+    cells["judge"](check, 1.5)
+    assert cells["printed"]() == "Not yet. TypeError: 'float' object is not callable"
+
+
+def test_wrong_answer_is_rejected(cells):
+    cells["reject"](check, summed)
+    assert cells["printed"]() == "summed is turned down: a sum, not a mean"
+
+
+def test_rejection_of_numbers_is_one_line_in_words(cells):
+    def compare(answer):
+        np.testing.assert_allclose(answer(np.arange(4)), 1.5, err_msg="not the mean")
+
+    cells["reject"](compare, summed)
+    assert cells["printed"]() == "summed is turned down: not the mean"
+
+
+def test_accepting_a_wrong_answer_is_a_failure(cells):
+    with pytest.raises(AssertionError, match="the check accepts right"):
+        cells["reject"](check, right)
+
+
+def test_a_crash_rejects_nothing(cells):
+    """A wrong answer that cannot even run says nothing about the check."""
+    with pytest.raises(TypeError, match="divide"):
+        cells["reject"](check, crash)
+
+
+def test_cpu_facts_are_asserted_on_the_cpu(cells):
+    cells["on_cpu"](7, 7)
+    assert cells["printed"]() == ""
+    with pytest.raises(AssertionError, match="expected 8, found 7"):
+        cells["on_cpu"](7, 8)
+
+
+@pytest.mark.parametrize("found", [7, 8])
+def test_cpu_facts_are_shown_elsewhere(cells, found):
+    cells["device"].platform, cells["device"].device_kind = "gpu", "NVIDIA H100"
+    cells["on_cpu"](found, 8)
+    assert cells["printed"]() == f"the CPU's compiler: 8\nNVIDIA H100: {found}"
