@@ -7,6 +7,7 @@ from pathlib import Path
 import checks
 import pair
 import pytest
+from faults import assert_all_planted, complaints, each, edit
 
 CONFIG = """\
 repository:
@@ -24,50 +25,89 @@ kernelspec:
 """
 
 
+INDEX = """\
+# Hello
+
+| First | Second | Chapter |
+|---|---|---|
+| ● | ● | 1. [Add](../notebooks/01_first.ipynb) |
+| | ● | 2. [Subtract](../notebooks/02_second.ipynb) |
+"""
+
+EXERCISE = '''\
+def double(x):
+    """Return 2 * x."""
+    raise NotImplementedError'''
+
+CHECK = """\
+# @title Check
+def check(answer):
+    assert answer(3) == 6, "not twice as much"
+
+
+judge(check, double)"""
+
+SOLUTION = '''\
+# @title Solution
+def answer(x):
+    """Add."""
+    return x + x
+
+
+def square(x):
+    """Right for 2."""
+    return x * x
+
+
+check(answer)
+reject(check, square)'''
+
+FIGURE = """
+```{code-cell} ipython3
+---
+mystnb:
+  image:
+    alt: Two bars, the second twice as high.
+---
+plt.figure()
+```
+"""
+
+
 def code(source: str, **metadata: object) -> str:
     lines = [f":{key}: {json.dumps(value)}" for key, value in metadata.items()]
     return "\n".join(["", "```{code-cell} ipython3", *lines, "", source, "```", ""])
 
 
 def chapter(title: str) -> str:
-    """A chapter that keeps every rule: 1,500 words in 23 code cells."""
+    """A chapter that keeps every rule, in 1,500 words."""
+    shared = ["shared-setup", "shared-judge", "hide-input"]
     parts = [f"# {title}\n\n[Open in Colab]()\n\n## What you will learn\n\nTo add.\n"]
-    parts += ["\n## Setup\n", code("import jax", tags=["shared-setup"])]
+    parts += ["\nYou need [the first](01_first.ipynb).\n\n## Setup\n"]
+    parts += [code("", tags=shared, cellView="form")]
     for section in ("Add", "Subtract", "Multiply"):
         parts.append(f"\n## {section} two numbers\n\n" + "word " * 450 + "\n")
-        parts += [code(f"assert {n} + 0 == {n}") for n in range(5)]
-    alt = "\n".join(
-        [
-            "\n```{code-cell} ipython3",
-            "---\nmystnb:\n  image:\n    alt: Two bars, the second twice as high.\n---",
-            "plt.figure()\n```\n",
-        ]
-    )
-    parts += ["\n## Pitfalls\n", alt, "\n## Exercises\n"]
+        parts.append("\n> **Predict.** What is it?\n")
+        parts.append(code("print(1 + 0)"))
+        parts.append(code("assert 1 + 0 == 1"))
+    parts += ["\n## Pitfalls\n", FIGURE, "\n## Exercises\n"]
     for n in (1, 2):
-        stub = 'def double(x):\n    """Return 2 * x."""'
-        answer = (
-            f"# @title Solution\ndouble = {2}.__mul__\nassert double({n}) == {2 * n}"
-        )
-        parts.append(
-            f"\n### Exercise {n}: double\n\nSee [the first](01_first.ipynb).\n"
-        )
-        parts.append(code(stub, tags=["exercise"]))
-        parts.append(code(answer, tags=["solution", "hide-cell"], cellView="form"))
-    return (
-        HEAD
-        + "".join(parts)
-        + "\n## Recap\n\nDone.\n\n## Next\n\nMore "
-        + "word " * 150
-    )
+        parts.append(f"\n### Exercise {n}: double\n\nWrite it.\n")
+        parts.append(code(EXERCISE, tags=["exercise"]))
+        parts.append(code(CHECK, tags=["check", "hide-input"], cellView="form"))
+        parts.append(code(SOLUTION, tags=["solution", "hide-cell"], cellView="form"))
+    parts += ["\n## Recap\n\nDone.\n\n## Next\n\nMore " + "word " * 150]
+    return HEAD + "".join(parts)
 
 
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
     """A small book that passes every check."""
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "book").mkdir()
-    (tmp_path / "book/index.md").write_text("# Hello\n")
+    (tmp_path / "book/cells").mkdir(parents=True)
+    (tmp_path / "book/cells/setup.py").write_text("# @title Setup\nimport jax\n")
+    (tmp_path / "book/cells/judge.py").write_text("# @title Judge\nimport inspect\n")
+    (tmp_path / "book/index.md").write_text(INDEX)
     (tmp_path / "_config.yml").write_text(CONFIG)
     toc = ["format: jb-book", "root: book/index", "parts:"]
     for part in checks.PARTS:
@@ -93,77 +133,123 @@ def book(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-
-
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
 def test_sound_book_passes(book, check):
     assert list(check(book)) == []
 
 
 SOURCE, TWIN = "notebooks/02_second.md", "notebooks/02_second.ipynb"
+INDEX_PAGE = "book/index.md"
+PLAIN = r"assert 1 \+ 0 == 1"
+DENSE = "\n".join(["a, b, c = [(f(x[i]), -x[j] ** 2) for i, j in g(y) if i < j]"] * 9)
 # What a fault replaces, by what, what the complaint says; and where, if not in SOURCE.
 FAULTS = {
     checks.notebooks_follow_their_sources: [
-        ("1 + 0", "1 * 1", "nox -s pair"),
-        ("1 + 0", "1 * 1", "nox -s pair", TWIN),
+        (r"1 \+ 0", "1 * 1", "nox -s pair"),
+        (r"1 \+ 0", "1 * 1", "nox -s pair", TWIN),
         ("Python 3", "Julia", "metadata", TWIN),
     ],
     checks.notebooks_hold_no_outputs: [
         ('"execution_count": null', '"execution_count": 3', "outputs", TWIN),
     ],
     checks.links_open_their_own_file: [
-        ("02_second.ipynb", "01_first.ipynb", "do not open"),
-        ("(01_first.ipynb)", "(01_frist.ipynb)", "nowhere"),
-        ("(01_first.ipynb)", "(01_first.md)", "link to the notebook"),
+        (r"02_second\.ipynb", "01_first.ipynb", "do not open"),
+        (r"\(01_first\.ipynb\)", "(01_frist.ipynb)", "nowhere"),
+        (r"\(01_first\.ipynb\)", "(01_first.md)", "link to the notebook"),
     ],
     checks.the_address_is_written_once: [
         (
-            "[One]",
+            r"\[One]",
             "https://github.com/someone/some-book",
             "README.md names",
             "README.md",
         ),
     ],
-    checks.setup_is_the_same: [('["shared-setup"]', '["setup"]', "not tagged")],
-    checks.shared_cells_agree: [("import jax", "import jax  # first", "differs")],
+    checks.setup_comes_first: [
+        ('"shared-setup", "shared-judge"', '"shared-judge"', "not tagged"),
+        ('"shared-setup", "shared-judge"', '"shared-judge", "shared-setup"', "tagged"),
+    ],
+    checks.shared_cells_have_one_source: [
+        ("import jax", "import jax  # first", "cell 2: not as in book/cells"),
+        ("import jax", "import jax, time", "nox -s pair", "book/cells/setup.py"),
+        ('"shared-judge"', '"shared-jugde"', "book/cells has no ['jugde']"),
+    ],
+    checks.shared_cells_are_folded: [
+        (', "hide-input"]', "]", "stands folded, with hide-input"),
+        (':cellView: "form"\n', "", "lacks cellView: form"),
+    ],
+    checks.folded_cells_are_one: [
+        (
+            "\n## Add two numbers",
+            code("x = 1", tags=["hide-input"]) + "\n## Add two numbers",
+            "two folded cells in a row, the second with 'x = 1'",
+        ),
+    ],
     checks.chapters_have_the_skeleton: [
         ("# Add more", "# 2 Add more", "number"),
         ("# Add more", "Add more", "title"),
         ("## Recap", "## Summary", "sections run"),
         ("## Subtract", "### Subtract", "three to six"),
     ],
-    checks.cells_are_short: [
-        ("assert 1", "x = 1\n" * 26 + "assert 1", "over 25 lines"),
+    checks.code_is_for_eyes: [
+        (PLAIN, "x = 1\n" * 26, "over 25 lines"),
+        (PLAIN, DENSE, "AST nodes a line, over 12.5"),
+    ],
+    checks.chapters_have_a_length: [
         ("word " * 450, "word", "words"),
-        ("".join(code(f"assert {n} + 0 == {n}") for n in range(5)), "", "20 to 36"),
+        ("word " * 450, "word " * 3000, "words"),
+    ],
+    checks.predictions_are_left_to_the_reader: [
+        (r"print\(1 \+ 0\)", "assert 1 + 0 == 1", "after a Predict checks it"),
+        (r"print\(1 \+ 0\)", "np.testing.assert_equal(1, 1)", "after a Predict"),
+        (r"print\(1 \+ 0\)", "on_cpu(1 + 0, 1)", "after a Predict"),
     ],
     checks.markdown_is_portable: [
-        ("Done.", ":::{note}\nDone.\n:::", "directive"),
-        ("Done.", "{ref}`recap`", "role"),
-        ("Done.", "(recap)=\n\nDone.", "label"),
-        ("Done.", "![A mesh](mesh.svg)", "image"),
-        ("Done.", "Done.<br>", "HTML"),
+        (r"Done\.", ":::{note}\nDone.\n:::", "directive"),
+        (r"Done\.", "{ref}`recap`", "role"),
+        (r"Done\.", "(recap)=\n\nDone.", "label"),
+        (r"Done\.", "![A mesh](mesh.svg)", "image"),
+        (r"Done\.", "Done.<br>", "HTML"),
     ],
     checks.figures_have_alt_text: [
-        ("alt: Two bars, the second twice as high.", "width: 90%", "without alt"),
-        ("plt.figure()", 'HTML("<svg></svg>")', "without an aria-label"),
+        (r"alt: Two bars, the second twice as high\.", "width: 90%", "without alt"),
+        (r"plt\.figure\(\)", 'HTML("<svg></svg>")', "without an aria-label"),
     ],
     checks.code_uses_todays_names: [
-        ("assert 1 + 0", "jax.tree_map(len, [])", "jax.tree.map"),
-        ("assert 1 + 0", "with mesh:", "set_mesh"),
-        ('["exercise"]', '["exercise", "raises-exception"]', "try/except"),
+        (PLAIN, "jax.tree_map(len, [])", "jax.tree.map"),
+        (PLAIN, "with mesh:", "set_mesh"),
+        (r'\["exercise"]', '["exercise", "raises-exception"]', "try/except"),
     ],
-    checks.exercises_have_checked_solutions: [
-        ("assert double(1) == 2", "double(1)", "asserts nothing"),
-        ('"""Return 2 * x."""', "return", "docstring"),
-        ('["solution", "hide-cell"]', '["hide-cell"]', "no cell tagged"),
-        ("# @title Solution", "# Solution", "@title"),
-        (':cellView: "form"\n', "", "cellView"),
+    checks.exercises_judge_the_reader: [
         ("### Exercise 2", "### Riddle 2", "two to four"),
+        (r'\["check", "hide-input"]', '["hide-input"]', "found ['exercise', 'solu"),
+        (r'\["exercise"]', '["solution"]', "in this order"),
+        ("# @title Check", "# Check", "'# @title Check'"),
+        ("# @title Solution", "# Solution", "'# @title Solution'"),
+        (r'("hide-cell"]\n):cellView: "form"\n', r"\1", "solution lacks cellView"),
+        (r'("check", "hide-input"]\n):cellView: "form"\n', r"\1", "check lacks"),
+        (r'\["check", "hide-input"]', '["check"]', "check is tagged hide-input"),
+        (r'"solution", "hide-cell"', '"solution"', "solution is tagged hide-cell"),
+        (r'    """Return 2 \* x\."""\n', "", "one stub"),
+        ("    raise NotImplementedError", "    return x", "one stub"),
+        (r"check\(answer\):", "check(answer, n=3):", "defines check(answer)"),
+        (r"assert answer\(3\) == 6", "answer(3) == 6", "asserts nothing"),
+        (r"assert answer\(3\)", "assert double(3)", "judges double, not the answer"),
+        (r"answer\(3\) ==", "answer(3, 4) ==", "uses answer(3, 4), which"),
+        (r"answer\(3\) ==", "answer() ==", "uses answer(), which"),
+        (r"answer\(3\) ==", "answer(3, n=1) ==", "uses answer(3, n=1), which"),
+        (r"answer\(3\) ==", "answer(3) == answer.twice ==", "uses answer.twice"),
+        (r"judge\(check, double\)", "judge(check, check)", "ends with judge"),
+        (r"judge\(check, double\)", "check(double)", "ends with judge"),
+        ("def square", "def double", "overwrites the reader's double"),
+        (r"check\(answer\)\nreject", "reject", "calls check(answer)"),
+        (r"\nreject\(check, square\)", "", "defines a wrong answer"),
+        (r"reject\(check, square\)", "reject(check, abs)", "defines a wrong answer"),
+        (r"def answer\(x\)", "def answer(x, n=2)", "answer has another signature"),
+        (r"def square\(x\)", "def square(y)", "square has another signature"),
+    ],
+    checks.compiler_facts_go_through_on_cpu: [
+        (PLAIN, 'assert n == 1 or device.platform != "cpu"', "goes to on_cpu"),
     ],
     checks.contents_match_the_files: [
         ("02_second", "02_secnod", "does not exist", "_toc.yml"),
@@ -171,22 +257,22 @@ FAULTS = {
         ("Every parallelism", "Some parallelism", "has the parts", "_toc.yml"),
         ("02_second", "01_first", "does not link", "README.md"),
     ],
+    checks.paths_are_complete: [
+        ("● \\| ● \\| 1", "● | | 1", "'Second' has 02 without ['01']", INDEX_PAGE),
+        ("2. .*\n", "", "does not list every chapter", INDEX_PAGE),
+        ("Chapter", "Title", "whose last column", INDEX_PAGE),
+        ("You need", "It takes", "starts with 'You need'"),
+    ],
 }
 
 
 def test_every_check_has_a_fault():
-    assert set(FAULTS) == set(checks.CHECKS)
+    assert_all_planted(checks.CHECKS, FAULTS)
 
 
-@pytest.mark.parametrize(
-    "check, fault",
-    [(check, fault) for check, faults in FAULTS.items() for fault in faults],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_planted_fault_is_found(book, check, fault):
-    old, new, complaint, *file = fault
-    edit(book / (file or [SOURCE])[0], old, new)
-    assert complaint in "\n".join(check(book))
+@each(FAULTS, file=SOURCE)
+def test_planted_fault_is_found(book, rule, fault):
+    assert fault.complaint in complaints(rule, book, fault)
 
 
 def test_lone_notebook_is_found(book):
@@ -211,7 +297,7 @@ def test_pairing_twice_changes_nothing(book):
 
 
 def test_pairing_carries_an_edit_of_the_source(book):
-    edit(book / SOURCE, "1 + 0 == 1", "1 + 1 == 2")
+    edit(book / SOURCE, r"1 \+ 0 == 1", "1 + 1 == 2")
     assert pair.pair(book) == []
     assert "1 + 1 == 2" in (book / TWIN).read_text()
 
@@ -224,7 +310,7 @@ def test_pairing_follows_the_address(book):
 
 
 def test_pairing_keeps_an_edited_notebook(book):
-    edit(book / TWIN, "1 + 0 == 1", "1 + 1 == 2")
+    edit(book / TWIN, r"1 \+ 0 == 1", "1 + 1 == 2")
     edited = (book / TWIN).read_text()
     assert "edited by hand in cells [" in "\n".join(pair.pair(book))
     assert (book / TWIN).read_text() == edited
@@ -240,3 +326,49 @@ def test_pairing_clears_outputs(book):
     edit(book / TWIN, '"execution_count": null', '"execution_count": 3')
     assert pair.pair(book) == []
     assert list(checks.notebooks_hold_no_outputs(book)) == []
+
+
+def test_unused_shared_cell_is_found(book):
+    (book / "book/cells/draw.py").write_text("# @title Draw\n")
+    found = list(checks.shared_cells_have_one_source(book))
+    assert found == ["no chapter or page uses book/cells/draw.py"]
+
+
+def test_explained_cell_stands_open(book, monkeypatch):
+    monkeypatch.setattr(checks, "EXPLAINED", {"setup": "02_second", "judge": "none"})
+    assert list(checks.shared_cells_are_folded(book)) == []
+    edit(book / SOURCE, '"shared-setup", "shared-judge", ', '"shared-setup", ')
+    found = list(checks.shared_cells_are_folded(book))
+    assert found == ["02_second: the cell shared-setup stands open"]
+
+
+def test_need_of_a_range_of_chapters_is_read(book):
+    text = "You need [one](01_first.ipynb) to [three](03_third.ipynb)."
+    edit(book / SOURCE, "You need .*", text)
+    edit(book / INDEX_PAGE, "● \\| ● \\| 1", "● | | 1")
+    found = "\n".join(checks.paths_are_complete(book))
+    assert "'Second' has 02 without ['01', '02', '03']" not in found
+    assert "'Second' has 02 without ['01', '03']" in found
+
+
+def test_one_source_fills_every_cell(book):
+    edit(book / "book/cells/setup.py", "import jax", "import jax.numpy")
+    assert pair.pair(book) == []
+    for name in ("01_first", "02_second"):
+        text = (book / f"notebooks/{name}.md").read_text()
+        assert "# @title Setup\nimport jax.numpy\n\n\n# Judge\nimport inspect" in text
+    assert list(checks.shared_cells_have_one_source(book)) == []
+
+
+def test_pages_of_the_book_are_filled_too(book):
+    (book / "book/index.md").write_text(INDEX + code("old", tags=["shared-judge"]))
+    assert pair.pair(book) == []
+    assert "# @title Judge\nimport inspect" in (book / "book/index.md").read_text()
+
+
+def test_cell_without_a_source_is_named_and_nothing_lost(book):
+    edit(book / SOURCE, '"shared-judge"', '"shared-jugde"')
+    before = (book / SOURCE).read_text()
+    (problem,) = pair.pair(book)
+    assert "02_second.md has a cell tagged shared-jugde" in problem
+    assert (book / SOURCE).read_text() == before
