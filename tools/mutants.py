@@ -8,7 +8,7 @@ chapter | line as it was | line as broken | reason.
 """
 
 import ast
-import importlib
+import multiprocessing
 import os
 import re
 import signal
@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from checks import chapters, is_shared, tags
+from checks import calls, chapters, is_shared, syntax, tags
 from IPython.core.interactiveshell import InteractiveShell
 from measured import record
 from nbformat import NotebookNode
@@ -27,9 +28,11 @@ from pair import ROOT
 from traitlets.config import Config
 
 ENOUGH, WORKERS = 0.95, 2
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload([__name__])
 SURVIVED, CHECKED, RAISED, TIMED_OUT = 0, 1, 2, -signal.SIGALRM  # exit statuses
 SETTINGS = {
-    "OPENBLAS_NUM_THREADS": "1",  # with no second thread, forking is safe
+    "OPENBLAS_NUM_THREADS": "1",  # with no second thread, the server may fork
     "MPLBACKEND": "Agg",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -44,6 +47,7 @@ ALONG = REDUCE | MOVE | {"axis_index"}
 OPTIONS = {"in_shardings", "out_shardings", "donate_argnums", "where"}
 SWAP = {"psum": "pmean", "pmean": "psum", "pmax": "pmin", "pmin": "pmax"}
 SWAP |= {"mean": "sum", "sum": "mean"}
+CHECKS = {"on_cpu", "check", "reject", "judge"}
 
 
 class Mutant(NamedTuple):
@@ -54,10 +58,6 @@ class Mutant(NamedTuple):
     was: str
     now: str
     source: str
-
-
-def parse(source: str) -> ast.Module:
-    return ast.parse(re.sub(r"^[%!].*$", "", source, flags=re.MULTILINE))
 
 
 def last_name(node: ast.AST) -> str:
@@ -84,13 +84,23 @@ def neighbours(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def breakable(tree: ast.AST) -> Iterator[ast.AST]:
-    """Walk over a program, but not into its checks and formatted texts."""
-    check = isinstance(tree, ast.Call) and ".testing." in ast.unparse(tree.func)
-    if not check and not isinstance(tree, ast.Assert | ast.JoinedStr):
-        yield tree
-        for child in ast.iter_child_nodes(tree):
-            yield from breakable(child)
+def is_check(node: ast.AST) -> bool:
+    """Whether a node is an assertion, in one of its forms."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        return name in CHECKS or ".testing." in name
+    return isinstance(node, ast.Assert)
+
+
+def breakable(tree: ast.AST, wrong: set[str]) -> Iterator[ast.AST]:
+    """Walk over a program, but not into its checks, its formatted texts, and the
+    functions with these names, which are wrong already."""
+    hopeless = isinstance(tree, ast.FunctionDef) and tree.name in wrong
+    if hopeless or is_check(tree) or isinstance(tree, ast.JoinedStr):
+        return
+    yield tree
+    for child in ast.iter_child_nodes(tree):
+        yield from breakable(child, wrong)
 
 
 def layouts(entries: list[ast.expr]) -> Iterator[list[ast.expr]]:
@@ -169,25 +179,30 @@ def replaced(source: str, node: ast.AST, new: ast.AST) -> str:
     return b"".join([whole[:start], text.encode(), whole[end:]]).decode()
 
 
-def mutants(cells: list[NotebookNode], seen: set[str]) -> Iterator[Mutant]:
-    """Break a notebook's cells, but for stubs (tag exercise), hidden cells that draw,
-    and shared cells seen before: what they do is checked where they first stand.
-    """
-    whole = ast.Module([parse(cell.source) for cell in cells], [])
+def is_left_alone(cell: NotebookNode) -> bool:
+    """Whether a cell is a stub, a check, a drawing, or a folded shared cell, which has
+    tests of its own."""
+    if {"exercise", "check"} & {*tags(cell)}:
+        return True
+    draws = re.search(r"\bplt\.|\bdraw_", cell.source)
+    return "hide-input" in tags(cell) and bool(draws or is_shared(cell))
+
+
+def mutants(cells: list[NotebookNode]) -> Iterator[Mutant]:
+    """Break a notebook's cells, one thing at a time."""
+    whole = ast.Module([syntax(cell.source) for cell in cells], [])
     long, other = aliases(whole), neighbours(whole)
     for number, cell in enumerate(cells):
-        draws = re.search(r"\bplt\.|\bdraw_", cell.source)
-        drawing = "hide-input" in tags(cell) and draws
-        if drawing or "exercise" in tags(cell) or cell.source in seen:
+        if is_left_alone(cell):
             continue
-        if is_shared(cell):
-            seen.add(cell.source)
-        tree = parse(cell.source)
+        wrong = {arguments[-1] for arguments in calls(cell, "reject")}
+        tree = syntax(cell.source)
         done = {ast.dump(tree)}
-        for node in breakable(tree):
+        for node in breakable(tree, wrong):
             for old, new in edits(node, long, other):
                 source = replaced(cell.source, old, new)
-                if (meaning := ast.dump(parse(source))) not in done:
+                broken = syntax(source)
+                if (meaning := ast.dump(broken)) not in done:
                     done.add(meaning)
                     was, now = (
                         version.splitlines()[old.lineno - 1].strip()
@@ -205,7 +220,8 @@ def execute(sources: list[str], seconds: float) -> None:
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
         from matplotlib_inline.config import InlineBackend  # it imports NumPy
 
-        shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}))
+        quiet = Config(HistoryManager={"enabled": False})
+        shell = InteractiveShell.instance(config=quiet)
         shell.configurables.append(InlineBackend.instance(parent=shell))
         shell.showtraceback = lambda *_, **__: None
         for source in sources:
@@ -219,20 +235,18 @@ def execute(sources: list[str], seconds: float) -> None:
         os._exit(status)
 
 
+def run(sources: list[str], seconds: float) -> int:
+    """Run cells in a process of its own; its exit status."""
+    process = SERVER.Process(target=execute, args=(sources, seconds))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
 def run_all(programs: list[list[str]], seconds: float) -> list[int]:
     """Run each list of cells in a process of its own; the exit statuses, in order."""
-    statuses, running, waiting = {}, {}, [*enumerate(programs)]
-    while waiting or running:
-        if waiting and len(running) < WORKERS:
-            number, sources = waiting.pop(0)
-            process = os.fork()
-            if process == 0:
-                execute(sources, seconds)
-            running[process] = number
-        else:
-            process, status = os.wait()
-            statuses[running.pop(process)] = os.waitstatus_to_exitcode(status)
-    return [statuses[number] for number in range(len(programs))]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return [*pool.map(run, programs, [seconds] * len(programs))]
 
 
 def waivers(root: Path) -> dict[str, str]:
@@ -243,10 +257,10 @@ def waivers(root: Path) -> dict[str, str]:
 
 def break_book(root: Path) -> dict[str, tuple[list[NotebookNode], list[Mutant]]]:
     """Each chapter's cells and its mutants, but for the waived ones."""
-    found, seen, waived = {}, set(), waivers(root)
+    found, waived = {}, waivers(root)
     stale = {*waived}
     for name, _, cells, _ in chapters(root):
-        keys = {m: f"{name} | {m.was} | {m.now}" for m in mutants(cells, seen)}
+        keys = {m: f"{name} | {m.was} | {m.now}" for m in mutants(cells)}
         found[name] = cells, [m for m, key in keys.items() if key not in waived]
         stale -= {*keys.values()}
     if stale:
@@ -284,9 +298,9 @@ def main(wanted: list[str], root: Path = ROOT, keep: bool = False) -> str | None
     book = break_book(root)
     if unknown := {*wanted} - {*book}:
         return f"no such chapter: {', '.join(sorted(unknown))}"
-    for source in (cell.source for cells, _ in book.values() for cell in cells):
-        for module in re.findall(r"^(?:from|import) ([\w.]+)", source, re.MULTILINE):
-            importlib.import_module(module)  # once, for all that forks from here
+    text = "\n".join(cell.source for cells, _ in book.values() for cell in cells)
+    modules = {*re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)}
+    SERVER.set_forkserver_preload([__name__, *modules])  # once, for all processes
     statuses, table = [], {}
     for name in wanted or book:
         found = report(root / f"notebooks/{name}.md", *book[name])
