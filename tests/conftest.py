@@ -1,7 +1,22 @@
-"""What several tests share: the served site, a browser, and the option --record."""
+"""What several tests share: the served site, a browser, axe and the option --record."""
+
+import json
 
 import pytest
+from pair import ROOT
 from published import chromium, published
+
+AXE = ROOT / "tests/node_modules/axe-core/axe.min.js"
+# What axe leaves out unless asked, or did once. It has more: a stricter contrast, and
+# focus-order-semantics, for which a box that scrolls should not take the focus.
+MORE_RULES = {
+    "css-orientation-lock",
+    "label-content-name-mismatch",
+    "p-as-heading",
+    "table-fake-caption",
+    "target-size",
+    "td-has-header",
+}
 
 
 def pytest_addoption(parser):
@@ -24,3 +39,30 @@ def browser():
         opened = chromium(playwright)
         yield opened
         opened.close()
+
+
+@pytest.fixture(scope="session")
+def barriers():
+    """A function that asks axe-core what is wrong with a page, or with a part of it."""
+    assert AXE.exists(), "no axe-core: run npm ci --prefix tests --ignore-scripts"
+    pinned = json.loads((ROOT / "tests/package.json").read_text())["devDependencies"]
+    options = {
+        "rules": {rule: {"enabled": True} for rule in MORE_RULES},
+        "resultTypes": ["violations"],
+    }
+
+    def find(page, part="html"):
+        """Each element of the part that breaks a rule, and what would mend it."""
+        page.evaluate(AXE.read_text())
+        found = page.evaluate("asked => axe.run(...asked)", [part, options])
+        assert found["testEngine"]["version"] == pinned["axe-core"]
+        outcomes = ["passes", "violations", "incomplete", "inapplicable"]
+        ran = {rule["id"] for outcome in outcomes for rule in found[outcome]}
+        assert ran >= MORE_RULES, MORE_RULES - ran
+        return [
+            f"{rule['id']}: {node['html'][:160]}\n    {node['failureSummary'][:200]}"
+            for rule in found["violations"]
+            for node in rule["nodes"]
+        ]
+
+    return find

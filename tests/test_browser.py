@@ -3,7 +3,6 @@
 from collections import defaultdict
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from measured import record
 from published import SITE
 
@@ -13,6 +12,7 @@ PAGES = sorted(
     for path in (SITE / folder).glob("*.html")
     if path != SITE / "index.html"  # it leads to book/index.html
 )
+CHAPTERS = [name for name in PAGES if name.startswith("notebooks/")]
 MODES = {
     "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
     "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
@@ -83,19 +83,14 @@ def visit(browser, site):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PAGES)
-def test_page_is_sound(visit, measured, name, mode):
+def test_page_is_sound(visit, barriers, measured, name, mode):
     """No other host, no error, no sideways scrolling, no barrier that axe knows."""
     page = visit(name, mode)
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= MODES[mode]["viewport"]["width"]
     assert not page.complaints, "\n".join(page.complaints)
-    found = Axe().run(page).response["violations"]
-    barriers = [
-        f"{rule['id']}: {node['html'][:160]}\n    {node['failureSummary'][:200]}"
-        for rule in found
-        for node in rule["nodes"]
-    ]
-    assert not barriers, "\n".join(barriers)
+    found = barriers(page)
+    assert not found, "\n".join(found)
     measured[name][mode] = len(found)
 
 
@@ -116,9 +111,7 @@ def test_page_is_light(visit, measured, name):
     assert sum(own.values()) <= 500_000, own
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PAGES if name.startswith("notebooks/")]
-)
+@pytest.mark.parametrize("name", CHAPTERS)
 def test_chapter_reads_without_scripts(visit, name):
     """Text, formulas, code and figures are there before any script has run."""
     page = visit(name, java_script_enabled=False)
@@ -131,6 +124,29 @@ def test_chapter_reads_without_scripts(visit, name):
     )
     assert not hidden, hidden
     assert len(page.inner_text("article").split()) > 1500
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_folds_open_and_say_so(visit, barriers, name):
+    """What a fold is called is what one reads on it, closed and open."""
+    page = visit(name, reduced_motion="reduce")
+    folds = page.locator("details.hide > summary").all()
+    assert folds
+    for fold in folds:
+        _, what = fold.inner_text().split("Show ")
+        fold.click()
+        assert fold.inner_text() == f"Hide {what}"
+    found = barriers(page, "details.hide")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name, wrong", [("Search the book", False), ("Find", True)])
+def test_a_name_that_is_not_the_text_is_a_barrier(browser, barriers, name, wrong):
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.set_content(f"<button aria-label='{name}'>Search</button>")
+        found = "\n".join(barriers(page))
+    assert ("label-content-name-mismatch" in found) == wrong
 
 
 @pytest.mark.parametrize("query", SEARCHES)

@@ -1,8 +1,8 @@
 """Make each page light and whole: it needs no other host, and to be read no script.
 
 A Sphinx extension. Formulas become MathML, which browsers draw by themselves. Figures
-follow the reader's choice of light or dark. Callouts get a class that book.css knows.
-What no page asks for is not published.
+follow the reader's choice of light or dark. Callouts get a class that book.css knows,
+and folds say what they hold. What no page asks for is not published.
 """
 
 import datetime
@@ -31,6 +31,7 @@ MISSING = """<h1>There is no page here</h1>
 has a map of all chapters. <a href="{0}search.html">The search</a> knows every page, and
 finds an error message that you paste from a terminal.</p>"""
 CALLOUTS = {"Predict.", "Pitfall.", "Takeaway."}
+FOLDS = {"check": "check", "solution": "answer", "shared-setup": "setup"}
 to_mathml = LatexToMathML().convert_with_local_state
 
 
@@ -56,6 +57,48 @@ def mark_callouts(app, doctree):
             box["classes"] += ["callout", label.rstrip(".").lower()]
 
 
+def name_folds(app, doctree):
+    """Let each fold say what it opens, and once it is open, what it hides."""
+    for cell in doctree.findall(nodes.container):
+        if "hide_mode" in cell:
+            what = content(cell)
+            cell["prompt_show"] = f"Show the {what}"
+            cell["prompt_hide"] = f"Hide the {what}"
+
+
+def content(cell):
+    """What a folded cell holds, by its tags and by what came out of it."""
+    tags = {name.removeprefix("tag_") for name in cell["classes"]}
+    for tag, what in FOLDS.items():
+        if tag in tags:
+            return what
+    output = cell.children[-1]
+    shared = any(tag.startswith("shared-") for tag in tags)
+    if shared or output["nb_element"] != "cell_code_output":
+        return "helper"
+    draws = any(output.findall(nodes.image)) or 'role="img"' in output.astext()
+    return "drawing's code" if draws else "code"
+
+
+def call_folds_by_their_text(app, pagename, templatename, context, doctree):
+    """Drop the label that MyST-NB gives every fold, which is not what one reads."""
+    label = ' aria-label="Toggle hidden content"'
+    if "body" in context:
+        context["body"] = context["body"].replace(f"<summary{label}>", "<summary>")
+
+
+def where_all_pass(app):
+    """The versions of JAX in book/measured/legs.json on which every chapter passed."""
+    chapters = {path.stem for path in Path(app.srcdir).glob("notebooks/*.md")}
+    legs = json.loads(Path(app.srcdir, "book/measured/legs.json").read_text())
+    passed = set()
+    for leg in legs.values():
+        good = {name for name, took in leg["chapters"].items() if took != "failed"}
+        if good >= chapters:
+            passed.add(leg["jax"])
+    return sorted(passed, key=Version)
+
+
 def describe_build(app, config):
     """Say on every page what made it, and give each part of the site its address."""
     base = urlsplit(config.html_baseurl).path
@@ -64,13 +107,11 @@ def describe_build(app, config):
     config.ogp_site_url = config.html_baseurl
     jax, today = version("jax"), f"{datetime.date.today():%-d %B %Y}"
     chapters = len(list(Path(app.srcdir).glob("notebooks/*.md")))
-    runs = json.loads(Path(app.srcdir, "book/measured/legs.json").read_text()).values()
-    good = [run["jax"] for run in runs if "failed" not in run["chapters"].values()]
-    good.sort(key=Version)
-    config.html_theme_options["extra_footer"] = (
-        f"Version {config.version}, built with JAX {jax} on {today}. "
-        f"Every chapter passes on JAX {good[0]} to {good[-1]}."
-    )
+    footer = f"Version {config.version}, built with JAX {jax} on {today}."
+    if passed := where_all_pass(app):
+        listed = " and ".join(", ".join(passed).rsplit(", ", 1))
+        footer += f" Every chapter passes on JAX {listed}."
+    config.html_theme_options["extra_footer"] = footer
     config.myst_substitutions["pdf"] = (
         f"[one PDF]({config.html_baseurl}parallel-jax.pdf)"
     )
@@ -120,6 +161,8 @@ def setup(app):
     )
     app.connect("config-inited", describe_build)
     app.connect("doctree-read", mark_callouts)
+    app.connect("doctree-read", name_folds)
+    app.connect("html-page-context", call_folds_by_their_text)
     app.connect("html-page-context", let_drawings_scroll)
     app.connect("build-finished", publish_lightly)
-    return {"parallel_read_safe": True, "env_version": 2}
+    return {"parallel_read_safe": True, "env_version": 3}
