@@ -28,10 +28,8 @@ PATIENCE = {
 }
 HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
-SELF_TESTS = [
-    f"tests/test_{name}.py"
-    for name in ("setup", "mutants", "bench", "workflows", "lock")
-]
+SELF_TESTS = [f"tests/test_{name}.py" for name in ("setup", "mutants", "bench")]
+WORKFLOW_TESTS = ["tests/test_workflows.py", "tests/test_lock.py"]
 IN_BROWSER = ["tests/test_browser.py", "tests/test_explorer.py"]
 
 
@@ -141,15 +139,20 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style and spelling of code, chapters and pages."""
+    """Check style and spelling, and that workflows and locks keep their rules."""
     install_lock(session, "tests/requirements.lock")
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
+    env = {"UV": nox.virtualenv.UV}  # it may lie beside nox and on no path
+    session.run("pytest", "-q", "-n2", "-rs", *WORKFLOW_TESTS, env=env)
 
 
 @nox.session
 def site(session: nox.Session) -> None:
     """Read the built site in headless Chromium; `-- --record` keeps the numbers."""
+    if shutil.which("npm") is None:
+        session.error("there is no npm: run apt-get install npm, or install Node.js")
     install_lock(session, "tests/requirements.lock")
+    session.run("npm", "ci", "--prefix", "tests", "--ignore-scripts", external=True)
     workers = "-n0" if "--record" in session.posargs else "-n2"
     session.run("pytest", "-q", workers, *IN_BROWSER, *session.posargs)
 

@@ -1,111 +1,120 @@
-"""requirements.lock pins what requirements.txt asks for, all of it and nothing else."""
+"""The locks are what uv makes of their inputs, given the versions that they pin."""
 
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, requires
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from faults import assert_all_planted, complaints, each
 from pair import ROOT
 
-PYTHONS = ["3.11.9", "3.12.9", "3.13.9"]
+OPTIONS = ["--universal", "--python-version", "3.11", "--generate-hashes"]
+# Each lock, and what uv compiles it from.
+LOCKS = {
+    "requirements.lock": ["requirements.txt"],
+    "tests/requirements.lock": ["tests/requirements.txt", "-c", "requirements.lock"],
+    ".github/requirements.txt": [".github/requirements.in"],
+}
+UV = shutil.which(os.environ.get("UV", "uv"))
 
 
-def requirements(file: Path) -> list[Requirement]:
-    """What a requirements file names, an entry each, without comments and hashes."""
-    text = re.sub(r"(^| )#.*", "", file.read_text().replace("\\\n", " "), flags=re.M)
-    return [Requirement(line.split("--hash")[0]) for line in text.splitlines() if line]
+@pytest.fixture(scope="module")
+def index() -> None:
+    """Skip where uv or its package index is out of reach."""
+    if UV is None:
+        pytest.skip("there is no uv; `nox -s lint` brings it")
+    ask = [UV, "pip", "compile", "--quiet", "--no-cache", "--no-deps", "-"]
+    answer = subprocess.run(ask, input="pip", capture_output=True, text=True)
+    if answer.returncode:
+        pytest.skip(f"uv reaches no package index: {answer.stderr}")
 
 
-def applies(requirement: Requirement, extra: str = "", **environment: str) -> bool:
-    marker = requirement.marker
-    return marker is None or marker.evaluate({**environment, "extra": extra})
+@pytest.fixture
+def tree(index, tmp_path: Path) -> Path:
+    """A copy of the locks and of what they are compiled from."""
+    for lock, (source, *_) in LOCKS.items():
+        for name in (lock, source):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
 
 
-def entries_have_hashes(root: Path) -> Iterator[str]:
-    entries = re.split(r"\n(?=\w)", (root / "requirements.lock").read_text())
-    for entry in entries:
-        if "==" in entry and not re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry):
-            yield f"{entry.split()[0]} has no hash"
+def pins(lock: Path) -> dict[str, set[str]]:
+    """Each pin of a lock, with its marker, and the hashes that it allows."""
+    found = {}
+    text = re.sub(r"(?m)^ *#.*\n", "", lock.read_text())
+    for entry in text.replace("\\\n", "").splitlines():
+        pin, *hashes = re.split(r" +--hash=", entry.strip())
+        found[pin] = set(hashes)
+    return found
 
 
-def pins_are_in_range(root: Path) -> Iterator[str]:
-    lock = requirements(root / "requirements.lock")
-    for python in PYTHONS:
-        environment = {
-            "python_version": python.rpartition(".")[0],
-            "python_full_version": python,
-        }
-        pins = {
-            canonicalize_name(pin.name): next(iter(pin.specifier)).version
-            for pin in lock
-            if applies(pin, **environment)
-        }
-        for wanted in requirements(root / "requirements.txt"):
-            pin = pins.get(canonicalize_name(wanted.name))
-            if pin is None:
-                yield f"{wanted} has no pin for Python {python}"
-            elif not wanted.specifier.contains(pin, prereleases=True):
-                yield f"{wanted} does not allow {pin}, the pin for Python {python}"
+def differences(root: Path, lock: str) -> list[str]:
+    """Compile a lock anew, from its pins as preferences but not from its hashes."""
+    locked, fresh = pins(root / lock), Path(f"{root / lock}.fresh")
+    fresh.write_text("\n".join(locked))
+    command = [UV, "pip", "compile", "--quiet", *OPTIONS, *LOCKS[lock], "-o", fresh]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if run.returncode:
+        return [f"uv finds no versions: {run.stderr}"]
+    found, compiled = [], pins(fresh)
+    for pin in sorted(locked.keys() ^ compiled.keys()):
+        says = "uv does not arrive at" if pin in locked else "uv needs"
+        found.append(f"{says} {pin}")
+    for pin in sorted(locked.keys() & compiled.keys()):
+        if not locked[pin]:
+            found.append(f"{pin} has no hash")
+        elif not locked[pin] <= compiled[pin]:
+            found.append(f"{pin} has a hash that its index does not know")
+    return found
 
 
-def lock_holds_what_follows(root: Path) -> Iterator[str]:
-    """Follow the requirements through the packages that are installed here."""
-    reached, todo = set(), requirements(root / "requirements.txt")
-    while todo:
-        asked = todo.pop()
-        for extra in ["", *asked.extras]:
-            visit = (canonicalize_name(asked.name), extra)
-            if visit in reached:
-                continue
-            reached.add(visit)
-            try:
-                further = requires(asked.name) or []
-            except PackageNotFoundError:
-                yield f"{asked.name} is needed and not installed"
-                continue
-            todo += [r for r in map(Requirement, further) if applies(r, extra)]
-    needed = {name for name, _ in reached}
-    lock = requirements(root / "requirements.lock")
-    locked = {canonicalize_name(pin.name) for pin in lock if applies(pin)}
-    for name in sorted(needed - locked):
-        yield f"{name} is needed and has no pin"
-    for name in sorted(locked - needed):
-        yield f"{name} is pinned and nothing needs it"
+def locks_are_compiled(root: Path) -> Iterator[str]:
+    with ThreadPoolExecutor() as pool:
+        for lock, found in zip(LOCKS, pool.map(partial(differences, root), LOCKS)):
+            yield from (f"{lock}: {complaint}" for complaint in found)
 
 
-RULES = [entries_have_hashes, pins_are_in_range, lock_holds_what_follows]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_lock(rule):
-    complaints = list(rule(ROOT))
-    assert not complaints, "\n".join(["renew requirements.lock:", *complaints])
+def test_locks(tree):
+    found = list(locks_are_compiled(tree))
+    assert not found, "\n".join(["renew the locks as CONTRIBUTING.md says:", *found])
 
 
 LOCK, RANGES = "requirements.lock", "requirements.txt"
-HASHES, PINS, CLOSURE = RULES
-# The rule; the file, a pattern in it, what takes its place; the complaint.
-FAULTS = [
-    (HASHES, LOCK, r"(?m)^(optax==\S+) (.*\n.*)+?\n(?=\w)", r"\1\n", "optax"),
-    (PINS, RANGES, r"\Z", "pandas>=2\n", "pandas>=2 has no pin"),
-    (PINS, RANGES, "optax>=.*", "optax>=99", "optax>=99 does not allow"),
-    (PINS, RANGES, "<2", "<1", "jupyter-book<1"),
-    (PINS, LOCK, r"(?m)^(optax==\S+)", r"\1 ; python_version < '3.12'", "Python 3.12"),
-    (CLOSURE, RANGES, r"\Z", "not-a-package\n", "not installed"),
-    (CLOSURE, RANGES, "scikit-learn>=.*", "", "nothing needs it"),
-    (CLOSURE, LOCK, r"(?m)^absl-py==", "# ", "absl-py is needed"),
-]
+TOOLS, TESTS = ".github/requirements.txt", "tests/requirements.lock"
+# The first match of a pattern, what takes its place, the complaint; and where, if not
+# in LOCK.
+FAULTS = {
+    locks_are_compiled: [
+        (r"optax>=.*", "optax>=99", "uv finds no versions", RANGES),
+        (r"jax>=.*", "jax<0.12", "uv does not arrive at jax==", RANGES),
+        (r"scikit-learn>=.*\n", "", "does not arrive at scikit-learn==", RANGES),
+        (r"\Z", "pandas\n", "uv needs pandas==", RANGES),
+        (r"(?m)^absl-py==(.*\n )+.*\n", "", "uv needs absl-py=="),
+        (r"(?m)^optax==\S+", "optax==0.2.5", "optax==0.2.5 has a hash"),
+        (r"(?m)^optax==\S+", "optax==0.0.1", "not arrive at optax==0.0.1"),
+        (
+            r"(?m)^(optax==\S+)",
+            r"\1 ; python_version < '3.12'",
+            "not arrive at optax==",
+        ),
+        (r"(?m)^(optax==\S+)( .*\n )+.*\n", r"\1\n", "has no hash"),
+        (r"(?m)^(optax==\S+ \\\n +--hash=sha256:)\w", r"\1g", "has a hash"),
+        (r"(?m)^pypdf==(.*\n )+.*\n", "", "uv needs pypdf==", TESTS),
+        (r"(?m)^virtualenv==(.*\n )+.*\n", "", "uv needs virtualenv==", TOOLS),
+    ],
+}
 
 
-@pytest.mark.parametrize("rule, file, old, new, complaint", FAULTS)
-def test_planted_fault_is_found(tmp_path, rule, file, old, new, complaint):
-    for name in (LOCK, RANGES):
-        shutil.copy(ROOT / name, tmp_path)
-    text, changed = re.subn(old, new, (tmp_path / file).read_text(), count=1)
-    assert changed
-    (tmp_path / file).write_text(text)
-    assert complaint in "\n".join(rule(tmp_path))
+def test_every_rule_has_a_fault():
+    assert_all_planted([locks_are_compiled], FAULTS)
+
+
+@each(FAULTS, file=LOCK)
+def test_planted_fault_is_found(tree, rule, fault):
+    assert fault.complaint in complaints(rule, tree, fault)
