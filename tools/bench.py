@@ -5,13 +5,13 @@ Run by `nox -s bench`; `-- --record` keeps the numbers in book/measured/bench.js
 
 import os
 import random
-import re
 import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from types import SimpleNamespace as Names
+from typing import NamedTuple
 
 import checks
 import jax
@@ -20,40 +20,127 @@ import numpy as np
 import optax
 from flax import jax_utils
 from flax import linen as nn
+from jax.stages import Compiled
 from measured import record
 from pair import ROOT
 
 P, Auto = jax.P, jax.sharding.AxisType.Auto
 REFERENCE, ROUNDS = "jit", 15
-# Chapter | what it is run up to | program | the collectives that it is compiled to
-# | and what a ring must send for the sums and copies that its layout asks for.
-WIRE = """
-5 | parallel | batch statistics | found | 2 * lap(8, 4 * 6)
-6 | programs | regression step | cost | 2 * lap(8, 4 * 3)
-7 | cost | classifier step | read(pmap_step, (eight, x8, y8)) | 2 * lap(8, 4 * 9611)
-8 | step_all | step of an ensemble | read(step_all, (members, *batch)) | 0
-9 | values | rows to a grid | found | need
-10 | products | columns times rows | read(jax.jit(jnp.matmul),
-  products["columns", "rows"][:2]) | 2 * lap(8, 4 * 512 * 256)
-11 | alone | gradient, typed | cost | 2 * lap(2, held) + 2 * lap(4, 4 * 4 * 16)
-12 | programs | gradient, by hand | cost | 2 * lap(2, 640) + 2 * lap(4, 4 * 4 * 4)
-13 | jit_batch | one layer | read(*jit_batch()) | 2 * lap(8, 4 * 1057)
-14 | gathered | tensor step | costs["tensor"]
-  | 2 * lap(2, 4 * (matrices // 4 + head + 1)) + 16 * lap(4, 4 * 32 * 64)
-14 | gathered | FSDP step | costs["fsdp"]
-  | lap(8, 4 * gathered) + lap(8, 4 * (matrices + 640)) + 2 * lap(8, 4 * 11)
-14 | gathered | wide MLP, jit | read(*wide["jit"]) | split
-14 | gathered | wide MLP, shard_map | read(*wide["shard_map"]) | split
-14 | gathered | wide MLP, pmap | read(*wide["pmap"]) | 2 * lap(8, 4 * (4 * 1024**2 + 1))
-"""
-ROWS = [re.split(r"\s*\|\s*", row) for row in re.split(r"\n(?=\d)", WIRE)[1:]]
 
 
 def same(value, *_):
     return value
 
 
-def chapter(number: int, until: str) -> dict:
+class Program(NamedTuple):
+    """A program of a chapter, and the least that a device must send to run it."""
+
+    chapter: int
+    until: str  # a name: the chapter is run up to the cell that defines it
+    name: str
+    compiled: Callable[[Names], Compiled]
+    least: float  # bytes, for the sums and copies that its layout asks for
+
+
+def lap(n: int, nbytes: int) -> float:
+    """Bytes a device must send for a lap on a ring of n with an array of nbytes: one
+    lap scatters its sum or gathers its parts, and an all-reduce takes two."""
+    return (n - 1) / n * nbytes
+
+
+def total(n: int, numbers: int) -> float:
+    """Bytes a device must send to add up so many numbers of float32 on a ring of n."""
+    return 2 * lap(n, 4 * numbers)
+
+
+def batch_statistics(c: Names) -> Compiled:
+    return c.parallel.lower(c.shares).compile()
+
+
+def regression_step(c: Names) -> Compiled:
+    return c.programs["jit"].compile()
+
+
+def classifier_step(c: Names) -> Compiled:
+    return c.pmap_step.lower(jax_utils.replicate(c.start), c.x8, c.y8).compile()
+
+
+def ensemble_step(c: Names) -> Compiled:
+    return c.step_all.lower(c.members, *c.batch).compile()
+
+
+def rows_to_grid(c: Names) -> Compiled:
+    """Move f32[64, 64] from eight blocks of rows to a grid whose axes are swapped."""
+    rows = jax.NamedSharding(c.mesh24, P(("x", "y")))
+    grid = jax.NamedSharding(c.mesh24, P("y", "x"))
+    x = jax.device_put(np.zeros((64, 64), np.float32), rows)
+    return jax.jit(same, out_shardings=grid).lower(x).compile()
+
+
+def add_products(c: Names) -> Compiled:
+    a, b, *_ = c.products["columns", "rows"]
+    return jax.jit(jnp.matmul).lower(a, b).compile()
+
+
+def gradient_typed(c: Names) -> Compiled:
+    with jax.set_mesh(c.mesh):
+        return jax.jit(jax.grad(c.loss)).lower(c.params, c.x).compile()
+
+
+def gradient_by_hand(c: Names) -> Compiled:
+    return jax.jit(c.programs["full"]).lower(c.laid, c.batch).compile()
+
+
+def one_layer(c: Names) -> Compiled:
+    step, arguments = c.jit_batch()
+    return step.lower(*arguments).compile()
+
+
+def tensor_step(c: Names) -> Compiled:
+    return by_rules(c, c.tensor)
+
+
+def fsdp_step(c: Names) -> Compiled:
+    return by_rules(c, c.fsdp)
+
+
+def by_rules(c: Names, rules: list) -> Compiled:
+    """Chapter 14's training step under one of its lists of rules."""
+    state, rows, step = c.launch(rules)
+    with jax.set_mesh(c.mesh):
+        return step.lower(state, *jax.device_put(c.first, rows)).compile()
+
+
+# The weights' gradients over `data`, activations over `model`.
+TYPED = total(2, 16 * 8 + 8 + 8 * 16) + total(4, 4 * 16)
+BY_HAND = total(2, 16 * 8 + 8 * 4) + total(4, 4 * 4)
+# Chapter 14's network: the matrices of four blocks, and a layer with ten biases.
+BLOCKS, HEAD, BIAS = 4 * 2 * 64 * 256, 64 * 10, 10
+# Under the tensor rules four blocks add up activations in both passes. Under FSDP a
+# device gathers the weights, the blocks' in both passes, and scatters their gradients.
+TENSOR = total(2, BLOCKS // 4 + HEAD + BIAS + 1) + 4 * 2 * total(4, 32 * 64)
+GATHER, SCATTER = lap(8, 4 * (2 * BLOCKS + HEAD)), lap(8, 4 * (BLOCKS + HEAD))
+FSDP = GATHER + SCATTER + total(8, BIAS + 1)
+PROGRAMS = [
+    Program(5, "parallel", "batch statistics", batch_statistics, total(8, 6)),
+    Program(6, "programs", "regression step", regression_step, total(8, 3)),
+    Program(7, "x8", "classifier step", classifier_step, total(8, 9611)),
+    Program(8, "step_all", "step of an ensemble", ensemble_step, 0),
+    Program(9, "mesh24", "rows to a grid", rows_to_grid, 4 * 64 * 64 / 8),
+    Program(10, "products", "columns times rows", add_products, total(8, 512 * 256)),
+    Program(11, "alone", "gradient, typed", gradient_typed, TYPED),
+    Program(12, "by_hand", "gradient, by hand", gradient_by_hand, BY_HAND),
+    Program(13, "jit_batch", "one layer", one_layer, total(8, 1057)),
+    Program(14, "launch", "tensor step", tensor_step, TENSOR),
+    Program(14, "launch", "FSDP step", fsdp_step, FSDP),
+]
+# The wide step adds up its gradients and loss over `data` and three activations over
+# `model`. Under `pmap` it adds up all gradients over all devices.
+SPLIT = total(2, 1024**2 + 1) + 3 * total(4, 4 * 1024)
+WIDE = {"jit": SPLIT, "shard_map": SPLIT, "pmap": total(8, 4 * 1024**2 + 1)}
+
+
+def chapter(number: int, until: str) -> Names:
     """Run a chapter's cells up to the one that defines a name; what they defined."""
     names = {"__name__": "__main__"}  # Flax looks for the module of a class
     code = {int(slug[:2]): code for slug, _, code, _ in checks.chapters(ROOT)}
@@ -62,7 +149,7 @@ def chapter(number: int, until: str) -> dict:
         with redirect_stdout(None):
             exec("\n".join(lines), names)
         if until in names:
-            return names
+            return Names(**names)
     raise ValueError(f"chapter {number} defines no {until}")
 
 
@@ -80,11 +167,11 @@ def contenders(plain, pmapped, stack, mapped, placed) -> dict[str, Callable]:
     }
 
 
-def classifier(c: dict) -> dict[str, Callable]:
+def classifier(c: Names) -> dict[str, Callable]:
     """Chapter 7's step; its `shard_map` form is written here, after chapter 6's."""
 
     def mean_loss(*blocks):
-        return jax.lax.pmean(c["mean_loss"](*blocks), "data")
+        return jax.lax.pmean(c.mean_loss(*blocks), "data")
 
     def step(state, x, y):
         loss, grads = jax.value_and_grad(mean)(state.params, x, y)
@@ -94,9 +181,9 @@ def classifier(c: dict) -> dict[str, Callable]:
     specs = P(), P("data"), P("data")
     mean = jax.shard_map(mean_loss, mesh=mesh, in_specs=specs, out_specs=P())
     at = tuple(jax.NamedSharding(mesh, spec) for spec in specs)
-    placed = jax.device_put((c["start"], *c["first"]), at)
-    stack = jax_utils.replicate(c["start"]), c["x8"], c["y8"]
-    return contenders(c["step_one"], c["pmap_step"], stack, jax.jit(step), placed)
+    placed = jax.device_put((c.start, *c.first), at)
+    stack = jax_utils.replicate(c.start), c.x8, c.y8
+    return contenders(c.step_one, c.pmap_step, stack, jax.jit(step), placed)
 
 
 def wide_mlp() -> dict[str, Callable]:
@@ -136,26 +223,23 @@ def wide_mlp() -> dict[str, Callable]:
     return contenders(plain, pmapped, stack, jax.jit(mapped), placed)
 
 
-def lap(n: int, nbytes: int) -> float:
-    """Bytes a device must send for a lap on a ring of n with an array of nbytes: one
-    lap scatters its sum or gathers its parts, and an all-reduce takes two."""
-    return (n - 1) / n * nbytes
-
-
-def wire(chapters: dict[str, dict], wide: dict[str, Callable]) -> list[dict]:
-    """For each row of WIRE the bytes that a device sends, counted and at least."""
-
-    def read(step, args: tuple) -> dict:
-        return chapters["6"]["collectives"](step.lower(*args).compile())
-
-    rows, known = [], {"read": read, "lap": lap}
-    known["wide"] = {k: (w.func, w.args) for k, w in wide.items() if k != "host data"}
-    known["split"] = 2 * lap(2, 4 * (1024**2 + 1)) + 6 * lap(4, 4 * 4 * 1024)
-    for number, _, program, found, bound in ROWS:
-        names = chapters[number] | known
-        counted = sum(sent for _, sent in eval(found, names).values())
-        bound = round(eval(bound, names))
-        rows.append(dict(chapter=number, program=program, counted=counted, bound=bound))
+def wire(chapters: dict[int, Names], wide: dict[str, Callable]) -> list[dict]:
+    """The bytes that a device sends in each program, counted and at least."""
+    programs = [
+        (number, name, compiled(chapters[number]), least)
+        for number, _, name, compiled, least in PROGRAMS
+    ]
+    for way, least in WIDE.items():
+        compiled = wide[way].func.lower(*wide[way].args).compile()
+        programs.append((14, f"wide MLP, {way}", compiled, least))
+    rows = []
+    for number, name, compiled, least in programs:
+        found = chapters[6].collectives(compiled).values()
+        if not all(times for times, _ in found):
+            raise ValueError(f"how often {name} sends is not known")
+        counted = sum(sent for _, sent in found)
+        row = dict(chapter=str(number), program=name, counted=counted)
+        rows.append(row | dict(bound=round(least)))
     return rows
 
 
@@ -186,14 +270,14 @@ def race(ways: dict[str, Callable], steps: int) -> dict[str, list[float]]:
 def main() -> None:
     """Run and print everything; `--record` keeps it."""
     machine = dict(cores=os.cpu_count(), load=round(os.getloadavg()[0], 1))
-    ends = {number: until for number, until, *_ in ROWS}
-    chapters = {number: chapter(int(number), until) for number, until in ends.items()}
-    wide, c = wide_mlp(), Names(**chapters["6"])
+    ends = {program.chapter: program.until for program in PROGRAMS}
+    chapters = {number: chapter(number, until) for number, until in ends.items()}
+    wide, c = wide_mlp(), chapters[6]
     stack, placed = (c.copies, c.x8, c.y8), (c.copied, c.xs, c.ys)
     six = c.step_one.__wrapped__, c.step_pmap, stack, c.step_shard, placed
     ratios = {
         "regression step": race(contenders(*six), steps=10),
-        "classifier step": race(classifier(chapters["7"]), steps=4),
+        "classifier step": race(classifier(chapters[7]), steps=4),
         "wide MLP step": race(wide, steps=1),
     }
     for program, row in ratios.items():
