@@ -28,7 +28,10 @@ PATIENCE = {
 }
 HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
-SELF_TESTS = [f"tests/test_{name}.py" for name in ("setup", "mutants", "bench")]
+SELF_TESTS = [
+    f"tests/test_{name}.py"
+    for name in ("setup", "cells", "counting", "mutants", "bench")
+]
 WORKFLOW_TESTS = ["tests/test_workflows.py", "tests/test_lock.py"]
 IN_BROWSER = ["tests/test_browser.py", "tests/test_explorer.py"]
 
