@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from faults import assert_all_planted, complaints, each
 from pair import ROOT
 
@@ -118,3 +119,13 @@ def test_every_rule_has_a_fault():
 @each(FAULTS, file=LOCK)
 def test_planted_fault_is_found(tree, rule, fault):
     assert fault.complaint in complaints(rule, tree, fault)
+
+
+def test_hooks_use_the_versions_of_the_lock():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    locked = "\n".join(pins(ROOT / "requirements.lock"))
+    for hook in hooks["repos"][0]["hooks"]:
+        for pin in hook["additional_dependencies"]:
+            name = re.escape(pin.split("==")[0])
+            versions = re.findall(rf"^{name}==[^\s;]+", locked, re.MULTILINE)
+            assert not versions or versions == [pin], hook["id"]
