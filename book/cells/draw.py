@@ -17,7 +17,7 @@ def draw_tile(
     ax.add_patch(plt.Rectangle(corner, *size, fc=face, ec="black", lw=0.5))
     left, top = corner
     width, height = size
-    middle = {"ha": "center", "va": "center_baseline", "size": 9} | style
+    middle = {"ha": "center", "va": "center_baseline", "fontsize": 9} | style
     ax.text(left + width / 2, top + height / 2, text, color=ink, **middle)
 
 
