@@ -92,8 +92,7 @@ def gradient_by_hand(c: Names) -> Compiled:
 
 
 def one_layer(c: Names) -> Compiled:
-    step, arguments = c.jit_batch()
-    return step.lower(*arguments).compile()
+    return c.plain.lower(*c.on_line).compile()
 
 
 def tensor_step(c: Names) -> Compiled:
@@ -128,9 +127,9 @@ PROGRAMS = [
     Program(8, "step_all", "step of an ensemble", ensemble_step, 0),
     Program(9, "mesh24", "rows to a grid", rows_to_grid, 4 * 64 * 64 / 8),
     Program(10, "products", "columns times rows", add_products, total(8, 512 * 256)),
-    Program(11, "alone", "gradient, typed", gradient_typed, TYPED),
+    Program(11, "slope", "gradient, typed", gradient_typed, TYPED),
     Program(12, "full", "gradient, by hand", gradient_by_hand, BY_HAND),
-    Program(13, "jit_batch", "one layer", one_layer, total(8, 1057)),
+    Program(13, "on_line", "one layer", one_layer, total(8, 1057)),
     Program(14, "launch", "tensor step", tensor_step, TENSOR),
     Program(14, "launch", "FSDP step", fsdp_step, FSDP),
 ]
