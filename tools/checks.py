@@ -46,17 +46,8 @@ CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
 NOT_YET_REWRITTEN = {
     "01_jax_for_pytorch_users",
     "02_train_on_one_device",
-    "03_devices",
-    "04_pmap",
-    "05_collectives",
-    "06_data_parallel_regression",
     "07_data_parallel_classifier",
     "08_ensembles",
-    "09_shardings",
-    "10_automatic_parallelism",
-    "11_explicit_sharding",
-    "12_shard_map",
-    "13_one_layer_five_ways",
     "14_logical_axes",
     "15_checkpoints",
 }
