@@ -48,7 +48,6 @@ NOT_YET_REWRITTEN = {
     "02_train_on_one_device",
     "07_data_parallel_classifier",
     "08_ensembles",
-    "14_logical_axes",
     "15_checkpoints",
 }
 REMOVED = {  # old name: what took its place
