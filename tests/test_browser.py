@@ -26,7 +26,7 @@ SEARCHES = {
     "logical axis rules": "notebooks/14_logical_axes.html",
     "BatchNorm statistics": "notebooks/07_data_parallel_classifier.html",
     "which API should I choose": "book/which_api.html",
-    "xmap": "book/old_names.html",
+    "xmap": "book/porting.html",
     "ValueError: Received incompatible devices for jitted computation. Got argument a "
     "of f with shape float32[8] and device ids [0] on platform CPU": ERRORS,
     "jax.errors.ShardingTypeError: Contracting dimensions are sharded and it is "
@@ -165,7 +165,8 @@ def test_copy_button_copies_the_code_alone(visit):
         "notebooks/04_pmap.html", permissions=["clipboard-read", "clipboard-write"]
     )
     assert page.locator(".cell_output .copybtn").count() == 0
-    cell = page.locator(".cell_input", has=page.locator(".copybtn")).nth(3)
+    open_cells = page.locator(".cell:not(:has(details)) .cell_input")
+    cell = open_cells.filter(has=page.locator(".copybtn")).nth(3)
     cell.hover()
     cell.locator(".copybtn").click()
     copied = page.evaluate("navigator.clipboard.readText()")
