@@ -131,6 +131,14 @@ def let_drawings_scroll(app, pagename, templatename, context, doctree):
         )
 
 
+def write_code_plainly(app, pagename, templatename, context, doctree):
+    """Leave names, brackets and spaces of code without tags: they have no colour."""
+    if "body" in context:
+        context["body"] = re.sub(
+            r'<span class="[npw]">([^<]*)</span>', r"\1", context["body"]
+        )
+
+
 def publish_lightly(app, error):
     if error or app.builder.format != "html":
         return
@@ -147,12 +155,17 @@ def publish_lightly(app, error):
 
 
 def slim(svg):
-    """Drop what a drawing by Matplotlib says twice, or to a millionth of a point."""
+    """Drop what a drawing by Matplotlib says twice, to a millionth of a point, or in a
+    group of its own, and what a browser assumes anyway."""
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(
         r"('DejaVu Sans(?: Mono)?'), [^;\"]*?((sans-serif|monospace)\b)", r"\1, \2", svg
     )
-    return re.sub(r"\s*\n\s*", "\n", re.sub(r"(\.\d\d)\d+", r"\1", svg))
+    svg = re.sub(r"\s*\n\s*", "\n", re.sub(r"(\.\d\d)\d+", r"\1", svg))
+    svg = re.sub(r'<g id="[A-Za-z.]+\d?[A-Za-z]*_\d+">', "<g>", svg)
+    alone = r"<(?:path|use)\b[^>]*/>|<text\b[^>]*>[^<]*</text>"
+    svg = re.sub(rf"<g>\n({alone})\n</g>", r"\1", svg)
+    return svg.replace("; stroke-linejoin: miter", "")
 
 
 def setup(app):
@@ -164,5 +177,6 @@ def setup(app):
     app.connect("doctree-read", name_folds)
     app.connect("html-page-context", call_folds_by_their_text)
     app.connect("html-page-context", let_drawings_scroll)
+    app.connect("html-page-context", write_code_plainly)
     app.connect("build-finished", publish_lightly)
     return {"parallel_read_safe": True, "env_version": 3}
