@@ -9,7 +9,8 @@ from nbformat.v4 import new_code_cell
 from pair import ROOT
 from test_checks import HEAD, code
 
-AXES = 'make_mesh((2, 4), ("x", "y"))\n'
+AXES = 'axes = "x", "y"\n'
+LAYOUTS = "rows = NamedSharding(mesh, p)\ncolumns = NamedSharding(mesh, q)\n"
 BROKEN = {  # a line, and everything that it may become
     'lax.psum(a + b, "x") * 2': [
         "(a + b) * 2",
@@ -26,8 +27,17 @@ BROKEN = {  # a line, and everything that it may become
     "(v - w).mean(0)": ["(v - w).sum(0)"],
     'P("x", None)': ["P(None, None)", "P(None, 'x')"],
     'P(("x", "y"))': ["P(None)", "P(('y', 'x'))"],
-    "constrain(v @ w, rows) ** 2": ["(v @ w) ** 2"],
-    "jax.device_put(v, rows)": ["v"],
+    "constrain(v @ w, rows) ** 2": ["(v @ w) ** 2", "constrain(v @ w, columns) ** 2"],
+    "jax.device_put(v, rows)": ["v", "jax.device_put(v, columns)"],
+    'jax.make_mesh((2, 4), ("x", "y"))': ['jax.make_mesh((4, 2), ("x", "y"))'],
+    "jax.make_mesh((8,), names)": [],
+    "cases = {'f': f, 'g': g}": ["cases = {'g': g}", "cases = {'f': f}"],
+    "cases = {name: f}": [],
+    "for case in (f, g): case()": [
+        "for case in (g,): case()",
+        "for case in (f,): case()",
+    ],
+    "for case in [f]: case()": [],
     'named(init, ("a", "b"))': [
         "named(init, (None, 'b'))",
         "named(init, ('a', None))",
@@ -58,7 +68,7 @@ ALIASES = "constrain, named = lax.with_sharding_constraint, nn.with_partitioning
 
 
 def broken(source: str, **metadata: object) -> list[mutants.Mutant]:
-    start = new_code_cell(f"%config x = 1\n{AXES}{ALIASES}")
+    start = new_code_cell(f"%config x = 1\n{AXES}{ALIASES}{LAYOUTS}")
     cell = new_code_cell(source, metadata=metadata)
     return [*mutants.mutants([start, cell])]
 

@@ -2,12 +2,15 @@
 
 Run by `nox -s mutants`, with names of chapters to run only those. The checks of
 a chapter are worth what they notice: a collective left out, a mean for a sum, another
-mesh axis or layout, a key used twice, a mask forgotten. What goes unnoticed is printed;
+mesh, axis or layout, a key used twice, a mask or a case forgotten. What goes unnoticed
+is printed;
 what makes no difference is waived in equivalent_mutants.txt, whose lines read
 chapter | line as it was | line as broken | reason.
 """
 
 import ast
+import datetime
+import hashlib
 import multiprocessing
 import os
 import re
@@ -22,7 +25,7 @@ from typing import NamedTuple
 
 from checks import calls, chapters, is_shared, syntax, tags
 from IPython.core.interactiveshell import InteractiveShell
-from measured import record
+from measured import earlier, record
 from nbformat import NotebookNode
 from pair import ROOT
 from traitlets.config import Config
@@ -84,6 +87,19 @@ def neighbours(tree: ast.AST) -> dict[str, str]:
     return found
 
 
+def shardings(tree: ast.AST) -> dict[str, str]:
+    """For each name of a sharding, another one that the program defines."""
+    names = [
+        last_name(node.targets[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Call)
+        and last_name(node.value.func) == "NamedSharding"
+    ]
+    names = [*dict.fromkeys(names)]
+    return dict(zip(names, names[1:] + names[:1])) if len(names) > 1 else {}
+
+
 def is_check(node: ast.AST) -> bool:
     """Whether a node is an assertion, in one of its forms."""
     if isinstance(node, ast.Call):
@@ -115,6 +131,12 @@ def layouts(entries: list[ast.expr]) -> Iterator[list[ast.expr]]:
             yield [*before[:-1], entry, before[-1], *after]
 
 
+def shorter(entries: list) -> Iterator[list]:
+    """A list of two or more with one entry left out."""
+    if len(entries) > 1:
+        yield from (entries[:i] + entries[i + 1 :] for i in range(len(entries)))
+
+
 def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast.AST]]:
     """The ways to break one node: what to replace, and by what."""
     match node:
@@ -128,6 +150,11 @@ def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast
             yield from ((node, x) for x, m in sides if "mask" in last_name(m))
         case ast.BinOp(a, ast.Div(), b) if not re.search("['\"]", ast.unparse(b)):
             yield node, a
+        case ast.For(iter=ast.List(cases) | ast.Tuple(cases)):
+            yield from ((node.iter, ast.Tuple(new)) for new in shorter(cases))
+        case ast.Dict(keys, values) if all(isinstance(k, ast.Constant) for k in keys):
+            for items in shorter([*zip(keys, values)]):
+                yield node, ast.Dict(*map(list, zip(*items)))
         case ast.List(rules):
             for rule in rules:
                 match rule:
@@ -149,6 +176,12 @@ def call_edits(
         yield call, args[1]
     if name == "axis_index":
         yield call, ast.Constant(0)
+    match args:
+        case [ast.Tuple([first, second] as sides), *_] if name == "make_mesh":
+            if ast.unparse(first) != ast.unparse(second):
+                yield args[0], ast.Tuple(sides[::-1])
+        case [_, ast.Name(layout)] if name in PLACE and layout in other:
+            yield args[1], ast.Name(other[layout])
     if name == "split" and "random" in ast.unparse(func):
         count = args[1] if len(args) > 1 else ast.Constant(2)
         yield call, ast.Call(ast.Name("jnp.broadcast_to"), [args[0], count], [])
@@ -191,7 +224,7 @@ def is_left_alone(cell: NotebookNode) -> bool:
 def mutants(cells: list[NotebookNode]) -> Iterator[Mutant]:
     """Break a notebook's cells, one thing at a time."""
     whole = ast.Module([syntax(cell.source) for cell in cells], [])
-    long, other = aliases(whole), neighbours(whole)
+    long, other = aliases(whole), neighbours(whole) | shardings(whole)
     for number, cell in enumerate(cells):
         if is_left_alone(cell):
             continue
@@ -293,6 +326,20 @@ def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[
     return statuses
 
 
+def keep_result(name: str, cells: list[NotebookNode], statuses: list[int]) -> None:
+    """Put one chapter's result into the record, beside those of the others."""
+    code = "\n".join(cell.source for cell in cells)
+    result = {
+        "recorded": f"{datetime.date.today()}",
+        "code": hashlib.sha256(code.encode()).hexdigest(),
+        "broken": len(statuses),
+        "caught": len(statuses) - statuses.count(SURVIVED),
+        "by a check": statuses.count(CHECKED),
+    }
+    chapters = earlier("mutants").get("chapters", {}) | {name: result}
+    record("mutants", {"chapters": dict(sorted(chapters.items()))})
+
+
 def main(wanted: list[str], root: Path = ROOT, keep: bool = False) -> str | None:
     """Break the wanted chapters, or all; complain if too much survives."""
     book = break_book(root)
@@ -301,16 +348,14 @@ def main(wanted: list[str], root: Path = ROOT, keep: bool = False) -> str | None
     text = "\n".join(cell.source for cells, _ in book.values() for cell in cells)
     modules = {*re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)}
     SERVER.set_forkserver_preload([__name__, *modules])  # once, for all processes
-    statuses, table = [], {}
+    statuses = []
     for name in wanted or book:
         found = report(root / f"notebooks/{name}.md", *book[name])
         statuses += found
-        table[name] = [len(found), len(found) - found.count(SURVIVED)]
-        table[name] += [found.count(CHECKED)]
+        if keep:
+            keep_result(name, book[name][0], found)
     caught = 1 - statuses.count(SURVIVED) / len(statuses)
     print(f"{caught:.1%} of {len(statuses)} caught; waived: {len(waivers(root))}")
-    if keep:
-        record("mutants", {"waived": len(waivers(root)), "chapters": table})
     return f"fewer than {ENOUGH:.0%} caught" if caught < ENOUGH else None
 
 
