@@ -106,6 +106,12 @@ def test_answers_are_those_of_jax(browser):
     assert len(refusals) == 4 and min(refusals.values()) >= 10, refusals
 
 
+PRINTED = (
+    "NamedSharding(mesh=Mesh('x': 2, 'y': 4, axis_types=(Auto, Auto)), "
+    "spec=P('x', 'y'), memory_kind=device)"
+)
+
+
 @pytest.mark.parametrize(
     "texts",
     [
@@ -114,6 +120,9 @@ def test_answers_are_those_of_jax(browser):
         (" 8, 16, ", "x: 2, y: 4,", "('x', 'y',)"),
         ("8,16", "x=2,y=4", "x, y"),
         ("8,16", "x=2,y=4", "P(x,y)"),
+        ("8,16", "x=2,y=4", 'NamedSharding(mesh, P("x", "y"))'),
+        ("8,16", "x=2,y=4", "jax.NamedSharding(mesh, spec=P(('x',), 'y'))"),
+        ("8,16", "x=2,y=4", PRINTED),
     ],
 )
 def test_spellings_of_one_case(browser, texts):

@@ -37,8 +37,11 @@
     return [shape, mesh, parseSpec(specText)];
   }
 
-  /* Turns Python's text into JSON's, so names may lack quotes and P( ) may be left out. */
-  function parseSpec(text) {
+  /* Turns Python's text into JSON's, so names may lack quotes, P( ) may be left out,
+     and a whole NamedSharding, typed or printed, is read for its spec. */
+  function parseSpec(pasted) {
+    const sharding = /^[\w.]*NamedSharding\(.*?\b((?:P|PartitionSpec)\((?:[^()]|\([^()]*\))*\))/s;
+    const text = pasted.trim().match(sharding)?.[1] ?? pasted;
     const token = /"[^"]*"|'[^']*'|[^\s"'(),[\]]+|\S/g;
     const marks = { "(": "[", ")": "]", "[": "[", "]": "]", ",": ",", None: "null" };
     const json = (text.trim().replace(/^[\w.]+(?=\()/, "").match(token) ?? [])
