@@ -30,7 +30,15 @@ HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
 SELF_TESTS = [
     f"tests/test_{name}.py"
-    for name in ("setup", "cells", "counting", "mutants", "bench")
+    for name in (
+        "setup",
+        "cells",
+        "counting",
+        "mutants",
+        "bench",
+        "since",
+        "pytorch",
+    )
 ]
 WORKFLOW_TESTS = ["tests/test_workflows.py", "tests/test_lock.py"]
 IN_BROWSER = ["tests/test_browser.py", "tests/test_explorer.py"]
@@ -53,7 +61,12 @@ def install_lock(session: nox.Session, *more: str) -> None:
 def build(session: nox.Session, *options: str) -> None:
     install_lock(session)
     shutil.rmtree("_build/html", ignore_errors=True)  # no page outlives its source
-    for page in ("status", "benchmarks"):  # what they report is not in their text
+    for page in (
+        "status",
+        "benchmarks",
+        "old_names",
+        "from_pytorch_parallelism",
+    ):  # what they report is not in their text
         Path(f"book/{page}.md").touch()
     session.run("pytest", "-q", *HOUSE_RULES)
     strict = ["--warningiserror", "--nitpick", "--keep-going"]
@@ -131,6 +144,25 @@ def bench(session: nox.Session) -> None:
     install_lock(session)
     env = PATIENCE | {"MPLBACKEND": "agg"}
     session.run("python", "tools/bench.py", *session.posargs, env=env)
+
+
+@nox.session
+def since(session: nox.Session) -> None:
+    """Try old names on the releases of JAX between which they are said to change."""
+    install_lock(session)
+    env = {"UV": nox.virtualenv.UV, "PYTHONPATH": "book"}
+    session.run("python", "tools/since.py", env=env)
+
+
+@nox.session(python=where_present("3.11"))
+def pytorch(session: nox.Session) -> None:
+    """Run the PyTorch programs that a page translates; `-- --record` keeps the results.
+
+    Nothing else needs PyTorch, which is large.
+    """
+    install_lock(session)
+    session.install("torch==2.13.0")
+    session.run("python", "tools/pytorch.py", *session.posargs)
 
 
 @nox.session
