@@ -32,6 +32,15 @@ SEARCHES = {
     "jax.errors.ShardingTypeError: Contracting dimensions are sharded and it is "
     "ambiguous how the output should be sharded. Please specify the output sharding "
     "via the `out_sharding` parameter. Got lhs_contracting_spec=('x',)": ERRORS,
+    "AttributeError: jax.device_put_replicated is deprecated; use jax.device_put "
+    "instead. See https://docs.jax.dev/en/latest/migrate_pmap.html"
+    "#drop-in-replacements for a drop-in replacement.": "book/old_names.html",
+    "ImportError: cannot import name 'maps' from 'jax.experimental' (/usr/local/lib/"
+    "python3.12/dist-packages/jax/experimental/__init__.py)": "book/old_names.html",
+    "/usr/local/lib/python3.12/dist-packages/jax/_src/core.py in step\n"
+    "TypeError: 'jaxlib._jax.Device' object is not callable": ERRORS,
+    "train.py F1121 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: "
+    "--xla_gpu_graph_level=0": ERRORS,
     'RuntimeError: Array has been deleted with shape=float32[8].\n  File "/home/me/'
     'train.py", line 42, in <module>': ERRORS,
 }

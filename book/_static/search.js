@@ -2,6 +2,14 @@
    terminal, with its shapes and paths, finds nothing. Here each word counts by how rare
    it is, a section whose heading is in the query goes before the pages, and where
    nothing else decides, the page that comes first. */
+const parse = Search._parseQuery;
+Search._parseQuery = (query) => {
+  // A path in a traceback says where the reader keeps things, and names no cure.
+  const path = /(?<![\w.])(?:[A-Za-z]:|~)?[\\/](?:[^\s"'(),:\\/]+[\\/])+[^\s"'(),:\\/]*/g;
+  const bare = query.replace(path, " ");
+  return parse(bare.trim() ? bare : query);
+};
+
 Search.performTermsSearch = (query, excluded) => {
   const { terms, titleterms, titles, alltitles, docnames, filenames } = Search._index;
   const stemmer = new Stemmer();
