@@ -42,14 +42,6 @@ EXPLAINED = {
 # AST nodes a line in lesson cells, a chapter's average; JAX's guides have 11 to 12.5.
 DENSEST = 12.5
 CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
-# Written before the rules on density and on Predict; each waits for its rewriting.
-NOT_YET_REWRITTEN = {
-    "01_jax_for_pytorch_users",
-    "02_train_on_one_device",
-    "07_data_parallel_classifier",
-    "08_ensembles",
-    "15_checkpoints",
-}
 REMOVED = {  # old name: what took its place
     r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map and friends",
     r"\bjax\.experimental\.(shard_map|pjit|maps)\b": "jax.shard_map or jax.jit",
@@ -235,7 +227,7 @@ def code_is_for_eyes(root: Path) -> Iterator[str]:
                 yield f"{name}: a cell of over 25 lines: {start!r}"
         nodes = sum(1 for cell in lesson for _ in ast.walk(syntax(cell.source)))
         density = nodes / max(1, sum(map(code_lines, lesson)))
-        if density > DENSEST and name not in NOT_YET_REWRITTEN:
+        if density > DENSEST:
             yield f"{name}: {density:.1f} AST nodes a line, over {DENSEST}"
 
 
@@ -254,7 +246,7 @@ def predictions_are_left_to_the_reader(root: Path) -> Iterator[str]:
                 asked = asked or "**Predict.**" in cell.source
                 continue
             check = re.search(CHECKS_SOMETHING, cell.source, re.M)
-            if asked and check and name not in NOT_YET_REWRITTEN:
+            if asked and check:
                 yield f"{name}: the cell after a Predict checks it: {check[0]!r}"
             asked = False
 
