@@ -38,6 +38,7 @@ SELF_TESTS = [
         "bench",
         "since",
         "pytorch",
+        "script",
     )
 ]
 WORKFLOW_TESTS = ["tests/test_workflows.py", "tests/test_lock.py"]
@@ -105,7 +106,7 @@ def tests(session: nox.Session) -> None:
 def colab(session: nox.Session) -> None:
     """Run every chapter on the versions that Colab has, and once more as a reader."""
     session.install("-r", "requirements.txt", *COLAB)
-    run_chapters(session, "tests/test_reader.py")
+    run_chapters(session, "tests/test_reader.py", "tests/test_script.py")
 
 
 @nox.session

@@ -1,0 +1,244 @@
+"""Train a small network on all devices, and go on where it stopped.
+
+python train.py                on the devices that JAX finds
+python train.py --emulate 8    on eight devices, played by the CPU
+"""
+
+import argparse
+import functools
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import linen as nn
+from flax.training.train_state import TrainState
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from sklearn.datasets import load_digits
+
+SETTINGS = ("steps", "batch", "rate", "seed")  # what decides the numbers of a run
+
+
+def read_options() -> argparse.Namespace:
+    """The options of the command line, or their defaults."""
+    parser = argparse.ArgumentParser(description="Train on all devices.")
+    option = parser.add_argument
+    option("--steps", type=int, default=960, help="training steps in all")
+    option("--batch", type=int, default=64, help="rows a step, on all devices together")
+    option("--rate", type=float, default=3e-3, help="the highest learning rate")
+    option("--seed", type=int, default=0, help="of the weights and of the order")
+    option("--folder", type=Path, default="checkpoints", help="where to save")
+    option("--save-every", type=int, default=240, help="steps from save to save")
+    option("--log-every", type=int, default=80, help="steps from line to line")
+    option("--emulate", type=int, help="devices for the CPU to play")
+    return parser.parse_args()
+
+
+class Rows(NamedTuple):
+    """Digits and what they show."""
+
+    images: np.ndarray  # f32[n, 64]
+    labels: np.ndarray  # i32[n]
+
+
+def load_rows() -> tuple[Rows, Rows]:
+    """1,536 rows to train on, and 261 to test on."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    images = np.float32(digits.data[order] / 16)
+    labels = np.int32(digits.target[order])
+    return Rows(images[:1536], labels[:1536]), Rows(images[1536:], labels[1536:])
+
+
+def train_batch(train: Rows, seed: int, step: int, batch: int) -> Rows:
+    """The rows of a step, the same ones whenever they are asked for."""
+    count = len(train.labels)
+    epoch, place = divmod(step, count // batch)  # the rest of an epoch is left out
+    order = np.random.default_rng([seed, epoch]).permutation(count)
+    rows = order[place * batch : (place + 1) * batch]
+    return Rows(train.images[rows], train.labels[rows])
+
+
+def test_batch(test: Rows, first: int, batch: int) -> tuple[Rows, np.ndarray]:
+    """The rows from first on, padded to a batch, and which are real: bool[batch]."""
+    images = test.images[first : first + batch]
+    labels = test.labels[first : first + batch]
+    count = len(labels)
+    images = np.pad(images, [(0, batch - count), (0, 0)])
+    labels = np.pad(labels, (0, batch - count))
+    return Rows(images, labels), np.arange(batch) < count
+
+
+class Net(nn.Module):
+    """f32[n, 64] -> f32[n, 10] logits, through one hidden layer."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nn.relu(nn.Dense(128)(x))
+        return nn.Dense(10)(x)
+
+
+def new_state(seed: int, rate: float, steps: int) -> TrainState:
+    """Parameters and Adam's state before the first step."""
+    net = Net()
+    params = net.init(jax.random.key(seed), jnp.zeros((1, 64)))["params"]
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps)
+    adam = optax.adam(schedule)
+    return TrainState.create(apply_fn=net.apply, params=params, tx=adam)
+
+
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+
+
+def train_step(state: TrainState, rows: Rows) -> tuple[TrainState, jax.Array]:
+    """One step on a whole batch: the next state, and the mean loss f32[] before it."""
+
+    def mean_loss(params):
+        logits = state.apply_fn({"params": params}, rows.images)
+        return cross_entropy(logits, rows.labels).mean()
+
+    loss, grads = jax.value_and_grad(mean_loss)(state.params)
+    return state.apply_gradients(grads=grads), loss
+
+
+def test_step(state: TrainState, rows: Rows, real: jax.Array) -> jax.Array:
+    """The loss and the right answers, f32[2], each added up over the real rows."""
+    logits = state.apply_fn({"params": state.params}, rows.images)
+    loss = cross_entropy(logits, rows.labels)
+    right = logits.argmax(-1) == rows.labels
+    return jnp.where(real, jnp.stack([loss, right]), 0).sum(axis=1)
+
+
+def evaluate(score, state: TrainState, test: Rows, batch: int, split) -> str:
+    """The mean loss and the right answers on all test rows, in words."""
+    count = len(test.labels)
+    sums = np.zeros(2)
+    for first in range(0, count, batch):
+        rows, real = jax.device_put(test_batch(test, first, batch), split)
+        sums += score(state, rows, real)
+    loss, right = sums
+    return f"test loss {loss / count:.6f}, {right:.0f} of {count} right"
+
+
+def save(manager: ocp.CheckpointManager, done: int, state, settings: dict) -> None:
+    """Begin to save the state after so many steps, and the settings with it."""
+    state = ocp.args.StandardSave(state)
+    settings = ocp.args.JsonSave(settings)
+    manager.save(done, args=ocp.args.Composite(state=state, settings=settings))
+
+
+def restore(manager: ocp.CheckpointManager, done: int, target, settings: dict):
+    """The state after so many steps, laid out as target; other settings end the run."""
+    args = ocp.args.Composite(settings=ocp.args.JsonRestore())
+    saved = manager.restore(done, args=args).settings
+    for name, value in settings.items():
+        if saved.get(name) != value:
+            sys.exit(
+                f"the run in {manager.directory.name} was begun with --{name} "
+                f"{saved.get(name)}, not with {value}: ask for the same again, or for "
+                "another --folder"
+            )
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+    return manager.restore(done, args=args).state
+
+
+def listen() -> list[int]:
+    """A list to which SIGINT and SIGTERM add their numbers; sent again, they kill."""
+    heard = []
+
+    def note(number, frame):
+        heard.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
+    return heard
+
+
+def tell(done: int, text: str) -> None:
+    """Print a line about the state after so many steps."""
+    print(f"step {done:5}  {text}", flush=True)
+
+
+def tell_losses(late: list[tuple[int, jax.Array]]) -> None:
+    """Print the losses f32[] that were put aside with their steps, and drop them."""
+    for done, loss in late:
+        tell(done, f"loss {float(loss):.6f}")
+    late.clear()
+
+
+def main() -> None:
+    """Train, from the newest checkpoint in the folder if there is one."""
+    options = read_options()
+    if options.emulate:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", options.emulate)
+    settings = {name: getattr(options, name) for name in SETTINGS}
+    train, test = load_rows()
+
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    if options.batch % mesh.size or options.batch > len(train.labels):
+        sys.exit(
+            f"--batch {options.batch} will not do: it has to be a multiple of the "
+            f"{mesh.size} devices, and {len(train.labels)} at most"
+        )
+    kind = jax.devices()[0].device_kind
+    share = options.batch // mesh.size
+    print(f"{mesh.size} {kind} devices, {share} rows of a batch on each", flush=True)
+
+    copied = NamedSharding(mesh, P())
+    split = NamedSharding(mesh, P("data"))
+    places = (copied, split)
+    step = jax.jit(
+        train_step, in_shardings=places, out_shardings=copied, donate_argnums=0
+    )
+    score = jax.jit(test_step, in_shardings=(*places, split), out_shardings=copied)
+    must_wait = kind == "cpu" and jax.__version_info__ < (0, 12)  # emulated, and old
+
+    fresh = functools.partial(new_state, options.seed, options.rate, options.steps)
+    folder = options.folder.resolve()  # Orbax asks for an absolute path
+    keep = ocp.CheckpointManagerOptions(max_to_keep=3, cleanup_tmp_directories=True)
+    with ocp.CheckpointManager(folder, options=keep) as manager:
+        done = manager.latest_step()
+        if done is None:
+            done = 0
+            state = jax.jit(fresh, out_shardings=copied)()
+        else:
+            shapes = jax.eval_shape(fresh)
+            target = jax.tree.map(lambda leaf: leaf.update(sharding=copied), shapes)
+            state = restore(manager, done, target, settings)
+            tell(done, "restored")
+            tell(done, evaluate(score, state, test, options.batch, split))
+
+        heard = listen()
+        stopping = False
+        late = []  # steps with their losses, to be printed later
+        while done < options.steps and not stopping:
+            rows = train_batch(train, options.seed, done, options.batch)
+            state, loss = step(state, jax.device_put(rows, split))
+            if must_wait:
+                loss.block_until_ready()
+            done += 1
+            stopping = bool(heard)  # looked at once a step: no stop without a save
+            if done % options.log_every == 0:
+                tell_losses(late)  # of the line before this one: ready long ago
+                late.append((done, loss))
+            if done % options.save_every == 0 or done == options.steps or stopping:
+                save(manager, done, state, settings)
+                tell_losses(late)
+                if not stopping:
+                    tell(done, evaluate(score, state, test, options.batch, split))
+
+    if stopping:
+        print(f"stopped: the same command goes on after step {done}", flush=True)
+        sys.exit(128 + heard[0])
+
+
+if __name__ == "__main__":
+    main()
