@@ -33,6 +33,11 @@ BROKEN = {  # a line, and everything that it may become
     "jax.make_mesh((8,), names)": [],
     "cases = {'f': f, 'g': g}": ["cases = {'g': g}", "cases = {'f': f}"],
     "cases = {name: f}": [],
+    "show({'f': f, 'g': g})": [],
+    "for n, f in {'f': f, 'g': g}.items(): f()": [
+        "for n, f in {'g': g}.items(): f()",
+        "for n, f in {'f': f}.items(): f()",
+    ],
     "for case in (f, g): case()": [
         "for case in (g,): case()",
         "for case in (f,): case()",

@@ -152,9 +152,12 @@ def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast
             yield node, a
         case ast.For(iter=ast.List(cases) | ast.Tuple(cases)):
             yield from ((node.iter, ast.Tuple(new)) for new in shorter(cases))
-        case ast.Dict(keys, values) if all(isinstance(k, ast.Constant) for k in keys):
+        case (
+            ast.Assign(value=ast.Dict(keys, values) as cases)
+            | ast.For(iter=ast.Call(ast.Attribute(ast.Dict(keys, values) as cases)))
+        ) if None not in keys:
             for items in shorter([*zip(keys, values)]):
-                yield node, ast.Dict(*map(list, zip(*items)))
+                yield cases, ast.Dict(*map(list, zip(*items)))
         case ast.List(rules):
             for rule in rules:
                 match rule:
