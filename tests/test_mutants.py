@@ -34,15 +34,6 @@ BROKEN = {  # a line, and everything that it may become
     "cases = {'f': f, 'g': g}": ["cases = {'g': g}", "cases = {'f': f}"],
     "cases = {name: f}": [],
     "show({'f': f, 'g': g})": [],
-    "for n, f in {'f': f, 'g': g}.items(): f()": [
-        "for n, f in {'g': g}.items(): f()",
-        "for n, f in {'f': f}.items(): f()",
-    ],
-    "for case in (f, g): case()": [
-        "for case in (g,): case()",
-        "for case in (f,): case()",
-    ],
-    "for case in [f]: case()": [],
     'named(init, ("a", "b"))': [
         "named(init, (None, 'b'))",
         "named(init, ('a', None))",

@@ -150,12 +150,7 @@ def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast
             yield from ((node, x) for x, m in sides if "mask" in last_name(m))
         case ast.BinOp(a, ast.Div(), b) if not re.search("['\"]", ast.unparse(b)):
             yield node, a
-        case ast.For(iter=ast.List(cases) | ast.Tuple(cases)):
-            yield from ((node.iter, ast.Tuple(new)) for new in shorter(cases))
-        case (
-            ast.Assign(value=ast.Dict(keys, values) as cases)
-            | ast.For(iter=ast.Call(ast.Attribute(ast.Dict(keys, values) as cases)))
-        ) if None not in keys:
+        case ast.Assign(value=ast.Dict(keys, values) as cases) if None not in keys:
             for items in shorter([*zip(keys, values)]):
                 yield cases, ast.Dict(*map(list, zip(*items)))
         case ast.List(rules):
