@@ -56,12 +56,17 @@ def load_rows() -> tuple[Rows, Rows]:
     return Rows(images[:1536], labels[:1536]), Rows(images[1536:], labels[1536:])
 
 
+@functools.lru_cache(maxsize=1)  # a million rows take a while to shuffle
+def order_of(count: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of all rows in an epoch: i64[count]."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
 def train_batch(train: Rows, seed: int, step: int, batch: int) -> Rows:
     """The rows of a step, the same ones whenever they are asked for."""
     count = len(train.labels)
     epoch, place = divmod(step, count // batch)  # the rest of an epoch is left out
-    order = np.random.default_rng([seed, epoch]).permutation(count)
-    rows = order[place * batch : (place + 1) * batch]
+    rows = order_of(count, seed, epoch)[place * batch : (place + 1) * batch]
     return Rows(train.images[rows], train.labels[rows])
 
 
@@ -162,7 +167,7 @@ def listen() -> list[int]:
 
 
 def tell(done: int, text: str) -> None:
-    """Print a line about the state after so many steps."""
+    """Print a line about a step, or about the state after it."""
     print(f"step {done:5}  {text}", flush=True)
 
 
@@ -179,6 +184,8 @@ def main() -> None:
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.emulate)
+    if min(options.batch, options.log_every, options.save_every) < 1:
+        sys.exit("--batch, --log-every and --save-every have to be 1 or more")
     settings = {name: getattr(options, name) for name in SETTINGS}
     train, test = load_rows()
 
@@ -225,9 +232,10 @@ def main() -> None:
             if must_wait:
                 loss.block_until_ready()
             done += 1
-            stopping = bool(heard)  # looked at once a step: no stop without a save
+            # Looked at once a step: no stop without a save.
+            stopping = bool(heard) and done < options.steps
             if done % options.log_every == 0:
-                tell_losses(late)  # of the line before this one: ready long ago
+                tell_losses(late)  # of the line before; an interval is queued behind
                 late.append((done, loss))
             if done % options.save_every == 0 or done == options.steps or stopping:
                 save(manager, done, state, settings)
