@@ -15,6 +15,7 @@ from bs4 import BeautifulSoup
 from packaging.version import Version
 from pair import ROOT
 from published import PREFIX, SITE
+from selfcontained import slim
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 
@@ -48,6 +49,12 @@ def test_no_page_asks_another_host():
         ):
             foreign.append(f"{style.name}: {address}")
     assert not foreign, "\n".join(foreign)
+
+
+def test_drawings_are_slimmed_but_for_their_texts():
+    drawing = '<text x="1.23456">Adam at 0.003</text>\n<path d="M 0.98765 4"/>'
+    thin = '<text x="1.23">Adam at 0.003</text>\n<path d="M 0.98 4"/>'
+    assert slim(drawing) == thin
 
 
 def test_internal_links_lead_somewhere():

@@ -154,6 +154,11 @@ def publish_lightly(app, error):
             path.write_text(DARK.join(slim(svg).rsplit("</svg>", 1)))
 
 
+def round_places(tag):
+    """Cut the numbers of a tag to a hundredth of a point; texts are between tags."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
+
+
 def slim(svg):
     """Drop what a drawing by Matplotlib says twice, to a millionth of a point, or in a
     group of its own, and what a browser assumes anyway."""
@@ -161,7 +166,8 @@ def slim(svg):
     svg = re.sub(
         r"('DejaVu Sans(?: Mono)?'), [^;\"]*?((sans-serif|monospace)\b)", r"\1, \2", svg
     )
-    svg = re.sub(r"\s*\n\s*", "\n", re.sub(r"(\.\d\d)\d+", r"\1", svg))
+    svg = re.sub(r"<[^>]*>", round_places, svg)
+    svg = re.sub(r"\s*\n\s*", "\n", svg)
     svg = re.sub(r'<g id="[A-Za-z.]+\d?[A-Za-z]*_\d+">', "<g>", svg)
     alone = r"<(?:path|use)\b[^>]*/>|<text\b[^>]*>[^<]*</text>"
     svg = re.sub(rf"<g>\n({alone})\n</g>", r"\1", svg)
