@@ -3,9 +3,8 @@
 Run by `nox -s mutants`, with names of chapters to run only those. The checks of
 a chapter are worth what they notice: a collective left out, a mean for a sum, another
 mesh, axis or layout, a key used twice, a mask or a case forgotten. What goes unnoticed
-is printed;
-what makes no difference is waived in equivalent_mutants.txt, whose lines read
-chapter | line as it was | line as broken | reason.
+is printed; what makes no difference is waived in equivalent_mutants.txt, whose lines
+read: chapter | line as it was | line as broken | reason.
 """
 
 import ast
