@@ -7,6 +7,9 @@ from pair import ROOT
 from published import chromium, published
 
 AXE = ROOT / "tests/node_modules/axe-core/axe.min.js"
+SETTLED = """Promise.all(document.getAnimations()
+  .filter((motion) => motion instanceof CSSTransition)
+  .map((motion) => motion.finished.catch(() => {})))"""  # half-way, a colour is another
 # What axe leaves out unless asked, or did once. It has more: a stricter contrast, and
 # focus-order-semantics, for which a box that scrolls should not take the focus.
 MORE_RULES = {
@@ -53,6 +56,7 @@ def barriers():
 
     def find(page, part="html"):
         """Each element of the part that breaks a rule, and what would mend it."""
+        page.evaluate(SETTLED)
         page.evaluate(AXE.read_text())
         found = page.evaluate("asked => axe.run(...asked)", [part, options])
         assert found["testEngine"]["version"] == pinned["axe-core"]
