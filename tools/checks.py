@@ -45,7 +45,8 @@ CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
 REMOVED = {  # old name: what took its place
     r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map and friends",
     r"\bjax\.experimental\.(shard_map|pjit|maps)\b": "jax.shard_map or jax.jit",
-    r"\b(xmap|pvary|use_mesh|device_put_(replicated|sharded))\b": "see the old names",
+    r"\blax\.pvary\b": "jax.lax.pcast(..., to='varying')",
+    r"\b(xmap|use_mesh|device_put_(replicated|sharded))\b": "see the old names",
     r"\b(Positional|Pmap)Sharding\b": "NamedSharding",
     r"\b(in|out)_axis_resources\b": "in_shardings, out_shardings",
     r"\bcheck_rep\b": "check_vma",
@@ -288,7 +289,8 @@ def code_uses_todays_names(root: Path) -> Iterator[str]:
     for name, _, code, _ in chapters(root):
         for cell in code:
             for old, new in REMOVED.items():
-                if found := re.search(old, cell.source):
+                # A shared cell may name what an older release has, and is tested.
+                if (found := re.search(old, cell.source)) and not is_shared(cell):
                     yield f"{name}: {found[0]} is an old name; today: {new}"
             if "raises-exception" in tags(cell):
                 yield f"{name}: raises-exception passes either way; use try/except/else"
