@@ -516,3 +516,54 @@ def test_what_the_cpu_cannot_know_is_not_known():
 
     assert compiled(until)[("all-reduce", 4)] == (0, 0)
     assert compiled(either) == {("all-reduce", 4): (0, 0)}
+
+
+# The cells of Part III: the cast, and the ledger.
+
+
+def test_cast_marks_a_tree_as_varying_and_sums_on_the_way_back():
+    names = {"jax": jax}
+    exec((ROOT / "book/cells/varying.py").read_text(), names)
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    cast = names["cast"]
+
+    row, whole = PartitionSpec("x"), PartitionSpec()
+
+    def returned(axes, spec):
+        """A tree f32[1] that is cast along axes, as spec returns it."""
+        body = lambda w: cast({"w": w}, axes)  # noqa: E731
+        return jax.shard_map(body, mesh=mesh, in_specs=whole, out_specs=spec)(ones)
+
+    def loss(w):
+        return lax.psum(cast(w, ("x", "y")) * 1.0, ("x", "y"))
+
+    ones = np.ones(1, "f")
+    assert returned("x", row)["w"].shape == (2,)
+    for axes, spec in ("x", whole), (("x", "y"), row):
+        with pytest.raises(ValueError, match="out_specs"):
+            returned(axes, spec)
+    mapped = jax.shard_map(loss, mesh=mesh, in_specs=whole, out_specs=whole)
+    assert jax.grad(mapped)(1.0) == 8
+
+
+def test_ledger_enters_what_is_sent_given_and_needed(capsys):
+    names = dict(NAMES)
+    exec((ROOT / "book/cells/ledger.py").read_text(), names)
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    row = PartitionSpec("x")
+
+    @jax.jit
+    @jax.shard_map(mesh=mesh, in_specs=row, out_specs=PartitionSpec())
+    def total(x):  # f32[1, 256] of f32[8, 256]
+        return lax.psum(x, "x")
+
+    x = jax.device_put(np.ones((8, 256), "f"), jax.NamedSharding(mesh, row))
+    compiled = total.lower(x).compile()
+    entry = names["enter"]("a sum", compiled, 1.5)
+    needed = compiled.memory_analysis().temp_size_in_bytes
+    assert entry == (2 * 7 * KB // 8, KB, needed)
+    line = capsys.readouterr().out
+    assert line.split() == [
+        *("a", "sum", "sent", "1,792", "given", "1,024"),
+        *("scratch", f"{needed:,}", "answer", "1.500000"),
+    ]
