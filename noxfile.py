@@ -42,7 +42,11 @@ SELF_TESTS = [
     )
 ]
 WORKFLOW_TESTS = ["tests/test_workflows.py", "tests/test_lock.py"]
-IN_BROWSER = ["tests/test_browser.py", "tests/test_explorer.py"]
+IN_BROWSER = [
+    "tests/test_browser.py",
+    "tests/test_explorer.py",
+    "tests/test_layouts.py",
+]
 
 
 def where_present(version: str) -> str | None:
