@@ -25,6 +25,10 @@ SEARCHES = {
     "save and restore a checkpoint": "notebooks/15_checkpoints.html",
     "logical axis rules": "notebooks/14_logical_axes.html",
     "BatchNorm statistics": "notebooks/07_data_parallel_classifier.html",
+    "ring attention": "notebooks/20_long_context.html",
+    "1F1B schedule": "notebooks/18_pipelines.html",
+    "ZeRO stages": "notebooks/16_fsdp.html",
+    "experts capacity factor": "notebooks/19_experts.html",
     "which API should I choose": "book/which_api.html",
     "xmap": "book/porting.html",
     "ValueError: Received incompatible devices for jitted computation. Got argument a "
@@ -39,6 +43,7 @@ SEARCHES = {
     "python3.12/dist-packages/jax/experimental/__init__.py)": "book/old_names.html",
     "/usr/local/lib/python3.12/dist-packages/jax/_src/core.py in step\n"
     "TypeError: 'jaxlib._jax.Device' object is not callable": ERRORS,
+    "ValueError: Too few leaves for PyTreeDef; expected 1, got 0": ERRORS,
     "train.py F1121 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: "
     "--xla_gpu_graph_level=0": ERRORS,
     'RuntimeError: Array has been deleted with shape=float32[8].\n  File "/home/me/'
