@@ -565,5 +565,5 @@ def test_ledger_enters_what_is_sent_given_and_needed(capsys):
     line = capsys.readouterr().out
     assert line.split() == [
         *("a", "sum", "sent", "1,792", "given", "1,024"),
-        *("scratch", f"{needed:,}", "answer", "1.500000"),
+        *("scratch", f"{needed:,}", "1.500000"),
     ]
