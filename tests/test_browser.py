@@ -25,7 +25,7 @@ SEARCHES = {
     "save and restore a checkpoint": "notebooks/15_checkpoints.html",
     "logical axis rules": "notebooks/14_logical_axes.html",
     "BatchNorm statistics": "notebooks/07_data_parallel_classifier.html",
-    "ring attention": "notebooks/20_long_context.html",
+    "ring attention": "book/glossary.html",
     "1F1B schedule": "notebooks/18_pipelines.html",
     "ZeRO stages": "notebooks/16_fsdp.html",
     "experts capacity factor": "notebooks/19_experts.html",
