@@ -19,8 +19,8 @@ import pytest
 from pair import ROOT
 from sklearn.datasets import load_digits
 
-BOOK = ROOT / "book"
-sys.path.append(str(BOOK))
+LAUNCH = ROOT / "launch"
+sys.path.append(str(LAUNCH))
 import train  # noqa: E402
 
 SHORT = ["--steps", "48", "--save-every", "20", "--log-every", "8"]
@@ -91,10 +91,10 @@ def begin(tmp_path):
     runs = []
 
     def begin(devices: int, *more: str, code: str = "") -> subprocess.Popen:
-        what = ["-c", code] if code else [str(BOOK / "train.py")]
+        what = ["-c", code] if code else [str(LAUNCH / "train.py")]
         run = subprocess.Popen(
             [sys.executable, *what, "--emulate", str(devices), *SHORT, *more],
-            env=os.environ | {"PYTHONPATH": str(BOOK)},
+            env=os.environ | {"PYTHONPATH": str(LAUNCH)},
             cwd=tmp_path,
             start_new_session=True,
             stdin=subprocess.PIPE,
@@ -285,11 +285,11 @@ def test_other_settings_are_refused_and_nothing_is_lost(tmp_path, monkeypatch, c
 
 def test_the_page_shows_every_line_once():
     """Its parts of the script, one after the other, are the script but for gaps."""
-    page = (BOOK / "script.md").read_text()
-    lines = (BOOK / "train.py").read_text().splitlines()
+    page = (ROOT / "book" / "script.md").read_text()
+    lines = (LAUNCH / "train.py").read_text().splitlines()
     shown = []
     for part in re.findall(
-        r"^```{literalinclude} train.py\n(.*?)^```$", page, re.M | re.S
+        r"^```{literalinclude} ../launch/train.py\n(.*?)^```$", page, re.M | re.S
     ):
         options = dict(re.findall(r"^:([\w-]+): (.*)$", part, re.M))
         assert options.pop("language") == "python"
