@@ -1,13 +1,17 @@
-"""Train a small network on all devices, and go on where it stopped.
+"""Train a small network on all devices of all processes, and go on where it stopped.
 
-python train.py                on the devices that JAX finds
-python train.py --emulate 8    on eight devices, played by the CPU
+python train.py                 on the devices that JAX finds
+python train.py --emulate 8     on eight devices, played by the CPU
+python train.py --distributed   as one of the processes that a launcher starts
 """
 
 import argparse
 import functools
+import importlib.util
+import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +22,12 @@ import optax
 import orbax.checkpoint as ocp
 from flax import linen as nn
 from flax.training.train_state import TrainState
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
-SETTINGS = ("steps", "batch", "rate", "seed")  # what decides the numbers of a run
+SETTINGS = ("steps", "batch", "rate", "seed", "data")  # what decides the numbers
 
 
 def read_options() -> argparse.Namespace:
@@ -33,11 +38,49 @@ def read_options() -> argparse.Namespace:
     option("--batch", type=int, default=64, help="rows a step, on all devices together")
     option("--rate", type=float, default=3e-3, help="the highest learning rate")
     option("--seed", type=int, default=0, help="of the weights and of the order")
+    option("--data", choices=("numpy", "grain"), default="numpy", help="who reads")
     option("--folder", type=Path, default="checkpoints", help="where to save")
     option("--save-every", type=int, default=240, help="steps from save to save")
     option("--log-every", type=int, default=80, help="steps from line to line")
-    option("--emulate", type=int, help="devices for the CPU to play")
+    option("--emulate", type=int, help="devices for the CPU of a process to play")
+    option("--distributed", action="store_true", help="be one of several processes")
+    option("--coordinator", help="address of process 0, as HOST:PORT")
+    option("--processes", type=int, help="how many processes there are")
+    option("--process", type=int, help="the number of this one, from 0")
+    option("--heartbeat", type=int, default=100, help="seconds to wait for the silent")
     return parser.parse_args()
+
+
+def start(options: argparse.Namespace) -> None:
+    """Meet the other processes, if there are any, where the launcher or you say."""
+    if options.emulate:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", options.emulate)
+    if options.distributed or options.coordinator:
+        try:
+            jax.distributed.initialize(
+                options.coordinator,
+                options.processes,
+                options.process,
+                heartbeat_timeout_seconds=options.heartbeat,
+            )
+        except ValueError as error:
+            sys.exit(
+                f"cannot join the other processes: {error} A launcher that JAX knows "
+                "says all this; otherwise give --coordinator, --processes, --process"
+            )
+        return
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+        if int(os.environ.get(name, 1)) > 1:
+            sys.exit(
+                f"{name} is {os.environ[name]}: without --distributed, each of these "
+                "processes would train alone, and all save into one folder"
+            )
+
+
+def fail(text: str) -> None:
+    """End the program; of several processes, one says why."""
+    sys.exit(text if jax.process_index() == 0 else 1)
 
 
 class Rows(NamedTuple):
@@ -62,22 +105,59 @@ def order_of(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def train_batch(train: Rows, seed: int, step: int, batch: int) -> Rows:
-    """The rows of a step, the same ones whenever they are asked for."""
+def places_here(split: NamedSharding, batch: int) -> np.ndarray:
+    """The places in a batch that belong to devices of this process: i64[here]."""
+    cuts = split.addressable_devices_indices_map((batch,)).values()
+    return np.unique([np.arange(batch)[cut] for cut in cuts])
+
+
+def train_batch(train: Rows, seed: int, step: int, batch: int, here) -> Rows:
+    """The rows of a step at these places, the same whenever they are asked for."""
     count = len(train.labels)
     epoch, place = divmod(step, count // batch)  # the rest of an epoch is left out
-    rows = order_of(count, seed, epoch)[place * batch : (place + 1) * batch]
+    rows = order_of(count, seed, epoch)[place * batch + here]
     return Rows(train.images[rows], train.labels[rows])
 
 
-def test_batch(test: Rows, first: int, batch: int) -> tuple[Rows, np.ndarray]:
-    """The rows from first on, padded to a batch, and which are real: bool[batch]."""
+def numpy_batches(
+    train: Rows, seed: int, batch: int, here, step: int
+) -> Iterator[Rows]:
+    """This process's part of each batch, from a step on."""
+    while True:
+        yield train_batch(train, seed, step, batch, here)
+        step += 1
+
+
+def grain_batches(
+    train: Rows, seed: int, batch: int, here, step: int
+) -> Iterator[Rows]:
+    """The same, in an order of Grain's, which reads ahead of the step by threads."""
+    import grain
+
+    numbers = grain.MapDataset.range(len(train.labels)).seed(seed).shuffle().repeat()
+    own = numbers[jax.process_index() :: jax.process_count()]
+    rows = own.map(lambda row: Rows(train.images[row], train.labels[row]))
+    batches = iter(rows.batch(len(here)).to_iter_dataset())
+    batches.set_state({"next_index": step})
+    return batches
+
+
+def test_batch(test: Rows, first: int, batch: int, here) -> tuple[Rows, np.ndarray]:
+    """The rows from first on, padded to a batch, and which are real: bool[batch]; of
+    both, what stands at these places."""
     images = test.images[first : first + batch]
     labels = test.labels[first : first + batch]
     count = len(labels)
     images = np.pad(images, [(0, batch - count), (0, 0)])
     labels = np.pad(labels, (0, batch - count))
-    return Rows(images, labels), np.arange(batch) < count
+    real = np.arange(batch) < count
+    return Rows(images[here], labels[here]), real[here]
+
+
+def put(rows, split: NamedSharding):
+    """Make global arrays of what each process has of a batch."""
+    make = functools.partial(jax.make_array_from_process_local_data, split)
+    return jax.tree.map(make, rows)
 
 
 class Net(nn.Module):
@@ -96,6 +176,16 @@ def new_state(seed: int, rate: float, steps: int) -> TrainState:
     schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps)
     adam = optax.adam(schedule)
     return TrainState.create(apply_fn=net.apply, params=params, tx=adam)
+
+
+def lay_out(shapes, mesh: jax.sharding.Mesh):
+    """Where a state of these shapes lies: cut along its rows, or else copied."""
+
+    def place(leaf):
+        divides = leaf.ndim > 0 and leaf.shape[0] % mesh.size == 0
+        return NamedSharding(mesh, P("data") if divides else P())
+
+    return jax.tree.map(place, shapes)
 
 
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -120,12 +210,12 @@ def test_step(state: TrainState, rows: Rows, real: jax.Array) -> jax.Array:
     return jnp.where(real, jnp.stack([loss, right]), 0).sum(axis=1)
 
 
-def evaluate(score, state: TrainState, test: Rows, batch: int, split) -> str:
+def evaluate(score, state: TrainState, test: Rows, batch: int, split, here) -> str:
     """The mean loss and the right answers on all test rows, in words."""
     count = len(test.labels)
     sums = np.zeros(2)
     for first in range(0, count, batch):
-        rows, real = jax.device_put(test_batch(test, first, batch), split)
+        rows, real = put(test_batch(test, first, batch, here), split)
         sums += score(state, rows, real)
     loss, right = sums
     return f"test loss {loss / count:.6f}, {right:.0f} of {count} right"
@@ -144,7 +234,7 @@ def restore(manager: ocp.CheckpointManager, done: int, target, settings: dict):
     saved = manager.restore(done, args=args).settings
     for name, value in settings.items():
         if saved.get(name) != value:
-            sys.exit(
+            fail(
                 f"the run in {manager.directory.name} was begun with --{name} "
                 f"{saved.get(name)}, not with {value}: ask for the same again, or for "
                 "another --folder"
@@ -166,9 +256,22 @@ def listen() -> list[int]:
     return heard
 
 
+def told_to_stop(heard: list[int], done: int) -> bool:
+    """Whether to stop after this step: on this, all processes agree."""
+    if jax.process_count() == 1:
+        return bool(heard)
+    return multihost_utils.reached_preemption_sync_point(done)
+
+
+def say(text: str) -> None:
+    """Print a line, from one process only."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
 def tell(done: int, text: str) -> None:
     """Print a line about a step, or about the state after it."""
-    print(f"step {done:5}  {text}", flush=True)
+    say(f"step {done:5}  {text}")
 
 
 def tell_losses(late: list[tuple[int, jax.Array]]) -> None:
@@ -181,59 +284,66 @@ def tell_losses(late: list[tuple[int, jax.Array]]) -> None:
 def main() -> None:
     """Train, from the newest checkpoint in the folder if there is one."""
     options = read_options()
-    if options.emulate:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", options.emulate)
+    start(options)
     if min(options.batch, options.log_every, options.save_every) < 1:
-        sys.exit("--batch, --log-every and --save-every have to be 1 or more")
+        fail("--batch, --log-every and --save-every have to be 1 or more")
+    if options.data == "grain" and not importlib.util.find_spec("grain"):
+        fail("--data grain needs Grain: pip install grain")
     settings = {name: getattr(options, name) for name in SETTINGS}
     train, test = load_rows()
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     if options.batch % mesh.size or options.batch > len(train.labels):
-        sys.exit(
+        fail(
             f"--batch {options.batch} will not do: it has to be a multiple of the "
             f"{mesh.size} devices, and {len(train.labels)} at most"
         )
     kind = jax.devices()[0].device_kind
     share = options.batch // mesh.size
-    print(f"{mesh.size} {kind} devices, {share} rows of a batch on each", flush=True)
-
-    copied = NamedSharding(mesh, P())
-    split = NamedSharding(mesh, P("data"))
-    places = (copied, split)
-    step = jax.jit(
-        train_step, in_shardings=places, out_shardings=copied, donate_argnums=0
-    )
-    score = jax.jit(test_step, in_shardings=(*places, split), out_shardings=copied)
-    must_wait = kind == "cpu" and jax.__version_info__ < (0, 12)  # emulated, and old
+    say(f"{mesh.size} {kind} devices, {share} rows of a batch on each")
 
     fresh = functools.partial(new_state, options.seed, options.rate, options.steps)
+    shapes = jax.eval_shape(fresh)
+    cut = lay_out(shapes, mesh)
+    split = NamedSharding(mesh, P("data"))
+    copied = NamedSharding(mesh, P())
+    step = jax.jit(
+        train_step,
+        in_shardings=(cut, split),
+        out_shardings=(cut, copied),
+        donate_argnums=0,
+    )
+    score = jax.jit(test_step, in_shardings=(cut, split, split), out_shardings=copied)
+    must_wait = kind == "cpu" and jax.__version_info__ < (0, 12)  # emulated, and old
+
+    here = places_here(split, options.batch)
+    read = {"numpy": numpy_batches, "grain": grain_batches}[options.data]
     folder = options.folder.resolve()  # Orbax asks for an absolute path
     keep = ocp.CheckpointManagerOptions(max_to_keep=3, cleanup_tmp_directories=True)
     with ocp.CheckpointManager(folder, options=keep) as manager:
         done = manager.latest_step()
         if done is None:
             done = 0
-            state = jax.jit(fresh, out_shardings=copied)()
+            state = jax.jit(fresh, out_shardings=cut)()
         else:
-            shapes = jax.eval_shape(fresh)
-            target = jax.tree.map(lambda leaf: leaf.update(sharding=copied), shapes)
+            target = jax.tree.map(
+                lambda leaf, place: leaf.update(sharding=place), shapes, cut
+            )
             state = restore(manager, done, target, settings)
             tell(done, "restored")
-            tell(done, evaluate(score, state, test, options.batch, split))
+            tell(done, evaluate(score, state, test, options.batch, split, here))
 
-        heard = listen()
+        batches = read(train, options.seed, options.batch, here, done)
+        heard = listen() if jax.process_count() == 1 else []
         stopping = False
         late = []  # steps with their losses, to be printed later
         while done < options.steps and not stopping:
-            rows = train_batch(train, options.seed, done, options.batch)
-            state, loss = step(state, jax.device_put(rows, split))
+            state, loss = step(state, put(next(batches), split))
             if must_wait:
                 loss.block_until_ready()
             done += 1
             # Looked at once a step: no stop without a save.
-            stopping = bool(heard) and done < options.steps
+            stopping = told_to_stop(heard, done) and done < options.steps
             if done % options.log_every == 0:
                 tell_losses(late)  # of the line before; an interval is queued behind
                 late.append((done, loss))
@@ -241,11 +351,12 @@ def main() -> None:
                 save(manager, done, state, settings)
                 tell_losses(late)
                 if not stopping:
-                    tell(done, evaluate(score, state, test, options.batch, split))
+                    score_now = evaluate(score, state, test, options.batch, split, here)
+                    tell(done, score_now)
 
     if stopping:
-        print(f"stopped: the same command goes on after step {done}", flush=True)
-        sys.exit(128 + heard[0])
+        say(f"stopped: the same command goes on after step {done}")
+        sys.exit(128 + (heard[0] if heard else signal.SIGTERM))
 
 
 if __name__ == "__main__":
