@@ -11,6 +11,7 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -134,10 +135,13 @@ def grain_batches(
     """The same, in an order of Grain's, which reads ahead of the step by threads."""
     import grain
 
-    numbers = grain.MapDataset.range(len(train.labels)).seed(seed).shuffle().repeat()
-    own = numbers[jax.process_index() :: jax.process_count()]
-    rows = own.map(lambda row: Rows(train.images[row], train.labels[row]))
-    batches = iter(rows.batch(len(here)).to_iter_dataset())
+    def load(numbers):
+        own = numbers[here]
+        return Rows(train.images[own], train.labels[own])
+
+    numbers = grain.MapDataset.range(len(train.labels)).seed(seed).shuffle()
+    whole = numbers.batch(batch, drop_remainder=True)
+    batches = iter(whole.repeat().map(load).to_iter_dataset())
     batches.set_state({"next_index": step})
     return batches
 
@@ -360,4 +364,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        if jax.process_count() == 1:
+            raise
+        traceback.print_exc()
+        os._exit(1)  # JAX's own exit would wait for the others, and they for this one

@@ -288,7 +288,7 @@ def test_two_processes_give_the_same_numbers(begin, data):
     found = np.float64(re.findall(lines, said, re.M))
     expected = np.float64(re.findall(lines, alone, re.M))
     np.testing.assert_allclose(found, expected, **TOLERANCE)
-    assert abs(expected[0, 1] - reference()[0][7]) > 1e-3  # another order of the rows
+    assert abs(expected[0, 1] - reference()[0][7]) > 1e-3  # an order of its own
 
 
 def test_one_of_two_is_told_to_stop_and_both_save(begin, tmp_path):
