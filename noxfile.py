@@ -41,7 +41,11 @@ SELF_TESTS = [
         "script",
     )
 ]
-WORKFLOW_TESTS = ["tests/test_workflows.py", "tests/test_lock.py"]
+WORKFLOW_TESTS = [
+    "tests/test_workflows.py",
+    "tests/test_lock.py",
+    "tests/test_launch.py",
+]
 IN_BROWSER = [
     "tests/test_browser.py",
     "tests/test_explorer.py",
@@ -168,6 +172,18 @@ def pytorch(session: nox.Session) -> None:
     install_lock(session)
     session.install("torch==2.13.0")
     session.run("python", "tools/pytorch.py", *session.posargs)
+
+
+@nox.session
+def launchers(session: nox.Session) -> None:
+    """Start the script by Open MPI and by Slurm, as root on Debian or Ubuntu.
+
+    `-- --sudo` becomes root by sudo, and `-- --record` keeps the numbers.
+    """
+    install_lock(session)
+    words = ["python", "tools/launchers.py", *session.posargs]
+    # After Ctrl-C it ends what it started, and that takes a while.
+    session.run(*words, env=PATIENCE, interrupt_timeout=30, terminate_timeout=30)
 
 
 @nox.session
