@@ -36,6 +36,7 @@ SELF_TESTS = [
         "counting",
         "mutants",
         "bench",
+        "hosts",
         "since",
         "pytorch",
         "script",
@@ -172,6 +173,17 @@ def pytorch(session: nox.Session) -> None:
     install_lock(session)
     session.install("torch==2.13.0")
     session.run("python", "tools/pytorch.py", *session.posargs)
+
+
+@nox.session
+def hosts(session: nox.Session) -> None:
+    """Break what joins two simulated hosts and record what JAX does; root and Linux.
+
+    `-- "link down"` causes that fault only, and records nothing.
+    """
+    install_lock(session)
+    time = {"interrupt_timeout": 30, "terminate_timeout": 30}  # to remove the hosts
+    session.run("python", "tools/hosts.py", *session.posargs, **time)
 
 
 @nox.session

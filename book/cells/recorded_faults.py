@@ -1,0 +1,185 @@
+# @title Recorded faults
+# Written by `nox -s hosts`, which causes each fault between two hosts with one process
+# each. A list has one entry for each process; seconds count from the fault.
+#   first_word, message   its first complaint: None, it said nothing
+#   end, status           None: it still lived after as many seconds as watched says
+#   abort                 the words it ended with, where they came later
+#   on_disk               steps with a complete checkpoint; every 25th step starts one
+RECORDED_ON = {
+    "date": "2026-11-22",
+    "commit": "8eff5cb",
+    "JAX": "0.12.0.1",
+    "Orbax": "0.12.8",
+    "Python": "3.12.1",
+    "Linux": "6.18",
+    "system": "Debian GNU/Linux 12",
+    "cores": 2,
+    "heartbeat": 10,
+}
+RECORDED = {
+    "process 1 killed": {
+        "first_word": [0.0, None],
+        "message": [
+            "ValueError: Gloo all-reduce failed: Connection closed by peer host 1",
+            None,
+        ],
+        "end": [7.3, 0.0],
+        "status": [-6, -9],
+        "steps_after": [0, 0],
+        "watched": 40,
+        "abort": [
+            "Shutdown barrier has failed. Barrier result: 'Barrier failed ...",
+            None,
+        ],
+        "last_step": [35, 35],
+        "on_disk": [0, 25],
+    },
+    "process 0 killed": {
+        "first_word": [None, 0.0],
+        "message": [
+            None,
+            "Failed to send RPC to coordination service. Either the leader task ...",
+        ],
+        "end": [0.0, 0.1],
+        "status": [-9, -6],
+        "steps_after": [0, 0],
+        "watched": 40,
+        "last_step": [35, 35],
+        "on_disk": [0, 25],
+    },
+    "process 1 stopped": {
+        "first_word": [7.6, None],
+        "message": [
+            "The following tasks are unhealthy (stopped sending heartbeats): 1 ...",
+            None,
+        ],
+        "end": [7.7, None],
+        "status": [-6, None],
+        "steps_after": [0, 0],
+        "watched": 20,
+        "last_step": [35, 35],
+        "on_disk": [0, 25],
+    },
+    "process 1 stopped, default heartbeat": {
+        "first_word": [98.5, None],
+        "message": [
+            "The following tasks are unhealthy (stopped sending heartbeats): 1 ...",
+            None,
+        ],
+        "end": [98.6, None],
+        "status": [-6, None],
+        "steps_after": [0, 0],
+        "watched": 110,
+    },
+    "link down": {
+        "first_word": [7.6, 8.6],
+        "message": [
+            "The following tasks are unhealthy (stopped sending heartbeats): 1 ...",
+            "Deadline Exceeded RPC: Heartbeat",
+        ],
+        "end": [7.7, 8.7],
+        "status": [-6, -6],
+        "steps_after": [0, 0],
+        "watched": 40,
+    },
+    "link down for 5 s": {
+        "first_word": [None, None],
+        "message": [None, None],
+        "end": [None, None],
+        "status": [None, None],
+        "steps_after": [186, 186],
+        "watched": 15,
+        "step_before": [0.0009, 0.0009],
+        "slowest_step": [5.1, 5.1],
+    },
+    "coordinator's port dropped": {
+        "first_word": [8.7, 8.8],
+        "message": [
+            "The following tasks are unhealthy (stopped sending heartbeats): 1 ...",
+            "ValueError: Gloo all-reduce failed: Connection closed by peer host 0",
+        ],
+        "end": [8.8, 8.9],
+        "status": [-6, -6],
+        "steps_after": [164, 164],
+        "watched": 40,
+    },
+    "only the coordinator's port open": {
+        "first_word": [150.3, 134.6],
+        "message": [
+            "JaxRuntimeError: Gloo context initialization failed: ...",
+            "JaxRuntimeError: Gloo context initialization failed: timed out ...",
+        ],
+        "end": [151.7, 151.7],
+        "status": [1, 1],
+        "steps_after": [0, 0],
+        "watched": 200,
+    },
+    "slow link": {
+        "first_word": [None, None],
+        "message": [None, None],
+        "end": [None, None],
+        "status": [None, None],
+        "steps_after": [7, 6],
+        "watched": 15,
+        "step_before": [0.0016, 0.0015],
+        "slowest_step": [2.2, 2.2],
+    },
+    "SIGTERM, nobody polls": {
+        "first_word": [None, None],
+        "message": [None, None],
+        "end": [None, None],
+        "status": [None, None],
+        "steps_after": [187, 187],
+        "watched": 10,
+    },
+    "SIGTERM, only Orbax polls": {
+        "first_word": [None, None],
+        "message": [None, None],
+        "end": [None, None],
+        "status": [None, None],
+        "steps_after": [52, 52],
+        "watched": 3,
+        "last_step": [87, 87],
+        "on_disk": [0, 25, 36, 50, 75],
+    },
+    "SIGTERM, both poll": {
+        "first_word": [None, None],
+        "message": [None, None],
+        "end": [1.7, 1.7],
+        "status": [0, 0],
+        "steps_after": [16, 16],
+        "watched": 20,
+        "last_step": [51, 51],
+        "on_disk": [0, 25, 50, 51],
+    },
+    "one step more": {
+        "first_word": [15.7, 15.7],
+        "message": [
+            "Shutdown barrier in coordination service has failed: Barrier timed ...",
+            "Shutdown barrier has failed. Barrier result: 'Barrier timed out. ...",
+        ],
+        "end": [15.8, 15.8],
+        "status": [-6, -6],
+        "steps_after": [0, 0],
+        "watched": 40,
+    },
+    "port in use": {
+        "first_word": [0.0, 15.0],
+        "message": [
+            "Failed to add port to server: No address added out of total 1 ...",
+            "Deadline Exceeded RPC: RegisterTask",
+        ],
+        "end": [0.0, 15.1],
+        "status": [-11, -6],
+        "steps_after": [0, 0],
+        "watched": 40,
+    },
+    "process 1 never starts": {
+        "first_word": [15.0],
+        "message": ["Deadline Exceeded RPC: RegisterTask"],
+        "end": [15.2],
+        "status": [-6],
+        "steps_after": [0],
+        "watched": 40,
+    },
+}
