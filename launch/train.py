@@ -366,7 +366,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception:
+    except (Exception, KeyboardInterrupt):
         if jax.process_count() == 1:
             raise
         traceback.print_exc()
