@@ -11,7 +11,10 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 import traceback
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -57,13 +60,15 @@ def start(options: argparse.Namespace) -> None:
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.emulate)
-    if options.distributed or options.coordinator:
+    by_hand = (options.coordinator, options.processes, options.process)
+    if options.distributed or by_hand != (None, None, None):
+        if None not in by_hand:
+            who = f"process {options.process} of {options.processes}"
+            where = f"at {options.coordinator}, 300 seconds at most"
+            print(f"{who} waits for the others {where}", flush=True)
         try:
             jax.distributed.initialize(
-                options.coordinator,
-                options.processes,
-                options.process,
-                heartbeat_timeout_seconds=options.heartbeat,
+                *by_hand, heartbeat_timeout_seconds=options.heartbeat
             )
         except ValueError as error:
             sys.exit(
@@ -71,10 +76,11 @@ def start(options: argparse.Namespace) -> None:
                 "says all this; otherwise give --coordinator, --processes, --process"
             )
         return
-    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"):
         if int(os.environ.get(name, 1)) > 1:
             sys.exit(
-                f"{name} is {os.environ[name]}: without --distributed, each of these "
+                f"{name} is {os.environ[name]}: without --distributed (or, under "
+                "torchrun, --coordinator, --processes and --process) each of these "
                 "processes would train alone, and all save into one folder"
             )
 
@@ -82,6 +88,29 @@ def start(options: argparse.Namespace) -> None:
 def fail(text: str) -> None:
     """End the program; of several processes, one says why."""
     sys.exit(text if jax.process_index() == 0 else 1)
+
+
+def agree(settings: dict, folder: Path) -> None:
+    """Fail unless all processes have the same settings, as many devices as each other,
+    and one folder."""
+    if jax.process_count() == 1:
+        return
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        fail(f"processes need equal numbers of devices, and have {[*counts.values()]}")
+    number = multihost_utils.broadcast_one_to_all(np.int32(time.time() % 2**31))
+    token = folder / f"shared-{number}"
+    if jax.process_index() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        token.touch()
+    multihost_utils.sync_global_devices("the token is there")
+    own = np.int32([zlib.crc32(repr(settings).encode()) >> 1, token.exists()])
+    all_of_them = multihost_utils.process_allgather(own)  # i32[processes, 2]
+    token.unlink(missing_ok=True)
+    if (all_of_them[:, 0] != all_of_them[0, 0]).any():
+        fail(f"all processes need the same {', '.join(SETTINGS)}")
+    if not all_of_them[:, 1].all():
+        fail("--folder has to be on a disk that all processes share")
 
 
 class Rows(NamedTuple):
@@ -294,6 +323,8 @@ def main() -> None:
     if options.data == "grain" and not importlib.util.find_spec("grain"):
         fail("--data grain needs Grain: pip install grain")
     settings = {name: getattr(options, name) for name in SETTINGS}
+    folder = options.folder.resolve()  # Orbax asks for an absolute path
+    agree(settings, folder)
     train, test = load_rows()
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
@@ -322,7 +353,6 @@ def main() -> None:
 
     here = places_here(split, options.batch)
     read = {"numpy": numpy_batches, "grain": grain_batches}[options.data]
-    folder = options.folder.resolve()  # Orbax asks for an absolute path
     keep = ocp.CheckpointManagerOptions(max_to_keep=3, cleanup_tmp_directories=True)
     with ocp.CheckpointManager(folder, options=keep) as manager:
         done = manager.latest_step()

@@ -253,13 +253,18 @@ def test_a_kill_during_a_save_leaves_the_save_before(begin, tmp_path):
     assert names(tmp_path / "checkpoints") == ["20", "40", "48"]
 
 
-def begin_two(begin, *more: str, code: str = "") -> list[subprocess.Popen]:
-    """Two processes of four devices each, which meet on this machine."""
+def begin_two(
+    begin, *more: str, code: str = "", each: list[list[str]] = ([], [])
+) -> list[subprocess.Popen]:
+    """Two processes of four devices, which meet here; each has options of its own."""
     with socket.socket() as probe:  # a port that nobody uses
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     meet = ["--coordinator", address, "--processes", "2", "--heartbeat", "10"]
-    return [begin(4, *meet, "--process", n, *more, code=code) for n in ("0", "1")]
+    return [
+        begin(4, *meet, "--process", str(n), *more, *own, code=code)
+        for n, own in enumerate(each)
+    ]
 
 
 def read_until(run: subprocess.Popen, words: str) -> str:
@@ -315,14 +320,44 @@ def test_one_of_two_is_killed_and_another_number_goes_on(begin, tmp_path):
     check(finish(begin(2)), start=20)
 
 
-@pytest.mark.parametrize("launcher", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
+LAUNCHERS = ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_processes_that_do_not_meet_are_refused(begin, tmp_path, monkeypatch, launcher):
     monkeypatch.setitem(ENVIRONMENT, launcher, "2")
     run = begin(8)
     said, complaints = end(run)
     assert (run.returncode, said) == (1, "")
-    assert complaints.startswith(f"{launcher} is 2: without --distributed, each")
+    assert complaints.startswith(f"{launcher} is 2: without --distributed (or, under")
     assert not names(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([["--rate", "0.01"], []], "all processes need the same steps, batch, rate"),
+        ([["--folder", "own"], []], "--folder has to be on a disk that all"),
+        ([["--emulate", "2"], []], "processes need equal numbers of devices, and have"),
+    ],
+)
+def test_processes_that_differ_are_refused(begin, tmp_path, options, complaint):
+    runs = begin_two(begin, each=options)
+    complaints = [end(run)[1] for run in runs]
+    assert [run.returncode for run in runs] == [1, 1]
+    assert complaint in complaints[0]
+    saved = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not saved
+
+
+@pytest.mark.parametrize("missing", ["--processes", "--process", "--coordinator"])
+def test_a_start_by_hand_needs_all_three(begin, missing):
+    given = {"--coordinator": "127.0.0.1:1", "--processes": "2", "--process": "0"}
+    del given[missing]
+    run = begin(8, *(word for option in given.items() for word in option))
+    _, complaints = end(run)
+    assert run.returncode == 1
+    assert complaints.startswith("cannot join the other processes: ")
 
 
 def test_a_missing_launcher_is_named(begin):
