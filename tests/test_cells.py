@@ -4,6 +4,12 @@ PYTEST_DONT_REWRITE: the judge quotes assertions as a reader's kernel raises the
 """
 
 import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -150,3 +156,97 @@ def test_cpu_facts_are_shown_elsewhere(cells, found):
     cells["device"].platform, cells["device"].device_kind = "gpu", "NVIDIA H100"
     cells["on_cpu"](found, 8)
     assert cells["printed"]() == f"the CPU's compiler: 8\nNVIDIA H100: {found}"
+
+
+# ------------------------------------------------------------------ launch
+
+WORKER = """
+import os, sys, time
+from pathlib import Path
+
+print("sees", os.environ.get("XLA_FLAGS"), os.environ.get("http_proxy"))
+Path(os.environ["RESULT"]).write_text(os.environ["PROCESS"])
+here = Path(sys.argv[1]).parent
+note = here / os.environ["PROCESS"]
+note.with_suffix(".part").write_text(str(os.getpid()))
+note.with_suffix(".part").rename(note)  # whole, or not there
+while not all((here / name).exists() for name in "01"):
+    time.sleep(0.05)
+if os.environ["THEN"] == "fail" and os.environ["PROCESS"] == "1":
+    sys.exit(3)
+if os.environ["THEN"] != "end":
+    time.sleep(600)
+"""
+KERNEL = """
+import sys
+
+exec(sys.argv[1])
+try:
+    ended = launch(sys.argv[2], limit=float(sys.argv[3]), THEN=sys.argv[4])
+except KeyboardInterrupt:
+    print("interrupted")
+else:
+    print([(process.status, process.result) for process in ended])
+"""
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def start_kernel(folder: Path, then: str, limit: float) -> subprocess.Popen:
+    """A process that plays the notebook's kernel and launches the worker."""
+    (folder / "worker.py").write_text(WORKER)
+    words = [shared_text(ROOT, ["launch"]), folder / "worker.py", str(limit), then]
+    environment = os.environ | {"XLA_FLAGS": "--kernel", "http_proxy": "kernel"}
+    return subprocess.Popen(
+        [sys.executable, "-c", KERNEL, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def workers(folder: Path) -> list[int]:
+    """The process ids of both workers, as soon as they have met."""
+    deadline = time.monotonic() + 60
+    while not all((folder / name).exists() for name in "01"):
+        assert time.monotonic() < deadline, "the workers did not start"
+        time.sleep(0.05)
+    return [int((folder / name).read_text()) for name in "01"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("then", "limit", "said"),
+    [
+        ("end", 60, "[(0, 0), (0, 1)]"),
+        ("fail", 60, "[(None, 0), (3, 1)]"),
+        ("sleep", 5, "[(None, 0), (None, 1)]"),
+    ],
+)
+def test_launch_leaves_nothing(tmp_path, then, limit, said):
+    kernel = start_kernel(tmp_path, then, limit)
+    printed = kernel.communicate(timeout=60)[0].splitlines()
+    assert printed == ["0: sees None None", "1: sees None None", said]
+    assert not any(map(runs, workers(tmp_path)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+def test_launch_leaves_nothing_when_the_kernel_is_stopped(tmp_path, by):
+    kernel = start_kernel(tmp_path, "sleep", 60)
+    pids = workers(tmp_path)
+    assert all(map(runs, pids))
+    kernel.send_signal(by)
+    printed = kernel.communicate(timeout=30)[0]
+    deadline = time.monotonic() + 10
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(runs, pids))
+    assert ("interrupted" in printed) == (by == signal.SIGINT)
