@@ -108,7 +108,7 @@ def agree(settings: dict, folder: Path) -> None:
     all_of_them = multihost_utils.process_allgather(own)  # i32[processes, 2]
     token.unlink(missing_ok=True)
     if (all_of_them[:, 0] != all_of_them[0, 0]).any():
-        fail(f"all processes need the same {', '.join(SETTINGS)}")
+        fail(f"all processes need the same {', '.join(settings)}")
     if not all_of_them[:, 1].all():
         fail("--folder has to be on a disk that all processes share")
 
@@ -324,7 +324,7 @@ def main() -> None:
         fail("--data grain needs Grain: pip install grain")
     settings = {name: getattr(options, name) for name in SETTINGS}
     folder = options.folder.resolve()  # Orbax asks for an absolute path
-    agree(settings, folder)
+    agree({**settings, "save_every": options.save_every}, folder)
     train, test = load_rows()
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))

@@ -337,6 +337,7 @@ def test_processes_that_do_not_meet_are_refused(begin, tmp_path, monkeypatch, la
     ("options", "complaint"),
     [
         ([["--rate", "0.01"], []], "all processes need the same steps, batch, rate"),
+        ([["--save-every", "70"], []], "all processes need the same steps, batch"),
         ([["--folder", "own"], []], "--folder has to be on a disk that all"),
         ([["--emulate", "2"], []], "processes need equal numbers of devices, and have"),
     ],
