@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pair import ROOT
 from playwright.sync_api import Browser, Page, expect
 
-SCRIPT = ROOT / "book/_static/layouts.js"
+SCRIPTS = [ROOT / "book/_static" / name for name in ("form.js", "layouts.js")]
 CHAPTER = ROOT / "notebooks/22_transformer_3d.ipynb"
 TAKEN = """Layers Params rng normal layers params LENGTH SEQUENCES AXES Setting specs_of
 three settings leaves_with_specs share given all_reduce one_way sent_for_weights
@@ -78,7 +78,8 @@ def counted(browser: Browser, cases: list[dict]) -> list:
     ]
     with browser.new_context() as context:
         page = context.new_page()
-        page.add_script_tag(path=SCRIPT)
+        for script in SCRIPTS:
+            page.add_script_tag(path=script)
         return page.evaluate(COUNT, texts)
 
 

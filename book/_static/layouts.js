@@ -3,7 +3,7 @@
    a page. A case holds the sizes of model and batch, and the setting of the mesh. */
 "use strict";
 (() => {
-  const COLORS = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split(" ");
+  const { product, productOf, sum, english, percent, check, bar, row, keyed } = Form;
   const AXES = ["pipe", "data", "seq", "tensor"];
   const LABELS = {
     layers: "Layers", width: "Width", hidden: "Hidden size", heads: "Heads",
@@ -15,14 +15,7 @@
   const MOST_DEVICES = 65536;
   const WORD = 4; // bytes of a token's number, and of the loss
 
-  const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
-  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
   const divisors = (n) => [...Array(n + 1).keys()].filter((d) => n % d === 0);
-  const english = (n) => Math.round(n).toLocaleString("en");
-
-  function check(sound, field, ...sentences) {
-    if (!sound) throw Object.assign(new Error(sentences.join(" ")), { field });
-  }
 
   /* What has to divide what, and why. */
   const rules = (at) => [
@@ -35,23 +28,12 @@
     ["sequences", ["data", "microbatches"], "Every microbatch has equally many sequences."],
     ...(at.cut ? [["width", ["data"], "Weights that are cut along data are cut there."]] : []),
   ];
-  const times = (at, names) => product(names.map((name) => at[name]));
-  const devicesOf = (at) => times(at, AXES);
-  const broken = (at) => rules(at).find(([size, by]) => at[size] % times(at, by) !== 0);
+  const devicesOf = (at) => productOf(at, AXES);
 
   /* A case from an object of texts, and the room in bytes. What cannot be read or counted,
      or does not divide, throws an Error, whose `field` names the culprit. */
   function read(texts) {
-    const at = { cut: texts.cut === "yes" };
-    for (const [name, label] of Object.entries(LABELS)) {
-      const text = texts[name].trim().replace(/(?<=\d)[ ,_](?=\d{3}(?!\d))/g, "");
-      check(/^\d+$/.test(text), name, `${label}: cannot read "${text}" as a whole number.`,
-        "Write digits alone, such as 8.");
-      at[name] = Number(text);
-      check(at[name] > 0, name, `${label} is 0. Write 1 or more.`);
-      check(at[name] <= LARGEST, name, `${label} is larger than this page counts.`,
-        `Write at most ${english(LARGEST)}.`);
-    }
+    const at = { cut: texts.cut === "yes", ...Form.wholeNumbers(texts, LABELS, LARGEST) };
     const room = texts.room.trim();
     check(room === "" || (/^\d*\.?\d+$/.test(room) && room > 0), "room",
       `Room: cannot read "${room}" as gigabytes. Write a number above 0, such as 80 or 0.5,`,
@@ -60,14 +42,7 @@
     const longest = AXES.reduce((a, b) => (at[b] > at[a] ? b : a));
     check(devicesOf(at) <= MOST_DEVICES, longest, `The mesh has ${english(devicesOf(at))} devices.`,
       `This page stops at ${english(MOST_DEVICES)}: take a smaller number for ${longest}.`);
-    const rule = broken(at);
-    if (rule) {
-      const [size, by, why] = rule;
-      const cuts = times(at, by);
-      const cure = Math.ceil(at[size] / cuts) * cuts;
-      check(false, size, `${LABELS[size]} is ${at[size]}, and ${by.join(" × ")} = ${cuts}`,
-        `does not divide it. ${why} Try ${cure}, or change ${by.join(" or ")}.`);
-    }
+    Form.checkRules(at, rules(at), LABELS);
     check(Number.isSafeInteger(whole(at) * 4), "width",
       "The model has more bytes than this page can count. Take a smaller width.");
     check(Number.isSafeInteger(Math.ceil(sent(at))), "sequences",
@@ -117,7 +92,7 @@
     let [gradients, gathers] = [0, 0];
     for (const { shape, spec, bytes } of given(at)) {
       const copies = AXES.slice(0, 3).filter((axis) => !spec.includes(axis));
-      gradients += allReduce(bytes, times(at, copies));
+      gradients += allReduce(bytes, productOf(at, copies));
       if (spec.includes("data")) {
         gathers += (shape.length > 2 ? 1 + 2 * ticks : 2) * (data - 1) * bytes;
       }
@@ -150,7 +125,7 @@
           while (rows % microbatches > 0) microbatches -= 1; // 0 if data does not divide
           for (const cut of data > 1 ? [false, true] : [false]) {
             const setting = { ...at, pipe, data, seq, tensor, cut, microbatches };
-            if (!broken(setting)) found.push(setting);
+            if (!Form.broken(setting, rules(setting))) found.push(setting);
           }
         }
       }
@@ -175,7 +150,6 @@
   const plural = (n, word) => `${english(n)} ${word}${Math.round(n) === 1 ? "" : "s"}`;
   const tuple = (items) => `(${items.join(", ")}${items.length === 1 ? "," : ""})`;
   const written = (spec) => `P(${spec.map((axis) => (axis ? `"${axis}"` : "None")).join(", ")})`;
-  const percent = (part, all) => `${all ? Math.round(100 * part / all) : 0} %`;
 
   const UNITS = ["bytes", "kB", "MB", "GB", "TB", "PB"];
 
@@ -217,43 +191,11 @@
         + ` ${percent(bubble, ticks)}.` : "There is no pipeline and so no bubble.");
   }
 
-  /* A bar of parts [name, bytes, colour]; what they leave of `all` stays empty. */
-  function bar(parts, all, says) {
-    const spans = parts.map(([, size, color], i) => {
-      const width = all ? 100 * size / all : 0;
-      return `<span style="width: ${width}%; background: ${COLORS[color]}">${
-        width > 4 ? i + 1 : ""}</span>`;
-    });
-    const words = parts.map(([name, size]) => `${name} ${percent(size, all)}`).join(", ");
-    return `<div class="bar" role="img" aria-label="${says}: ${words}">${spans.join("")}</div>`;
-  }
-
-  const row = (head, ...cells) => `<tr><th scope="row">${head}</th>${
-    cells.map((cell) => `<td>${cell}</td>`).join("")}</tr>`;
-  const keyed = ([name, , color], i) =>
-    `<span style="background: ${COLORS[color]}">${i + 1}</span> ${name}`;
-
   /* The page. Its state is its fields, which the address repeats. */
-  const form = root.querySelector("form");
-  const field = form.elements;
   const STATE = [...Object.keys(LABELS), "cut", "room"];
-  const part = (name) => root.querySelector(`.${name}`);
-  const typed = () => Object.fromEntries(STATE.map((name) => [name, field[name].value]));
-  let typing = false;
+  const { part, take, start } =
+    Form.connect(root, STATE, ["bytes", "cut"], (texts) => show(...read(texts)));
   let rows = []; // the settings that the ranking shows
-
-  function render() {
-    for (const input of form) input.removeAttribute("aria-invalid");
-    part("result").inert = false;
-    try {
-      show(...read(typed()));
-    } catch (error) {
-      if (!error.field) throw error;
-      field[error.field].setAttribute("aria-invalid", true);
-      part("answer").textContent = error.message;
-      part("result").inert = true;
-    }
-  }
 
   function show(at, room) {
     const ranked = ranking(at, room);
@@ -288,35 +230,6 @@
         <td>${percent(setting.pipe - 1, work(setting).ticks)}</td></tr>`).join("");
   }
 
-  function restore() {
-    form.reset();
-    const given = new URLSearchParams(location.search);
-    for (const name of STATE) {
-      if (given.has(name)) field[name].value = given.get(name);
-    }
-    for (const name of ["bytes", "cut"]) if (!field[name].value) field[name].selectedIndex = 0;
-    render();
-  }
-
-  function record(change) {
-    history[change](null, "", `?${new URLSearchParams(typed())}`);
-    render();
-  }
-
-  /* Takes a setting or sizes: some of the fields by name. */
-  function take(values) {
-    for (const [name, value] of Object.entries(values)) field[name].value = value;
-    record("pushState");
-  }
-
-  form.addEventListener("input", () => {
-    record(typing ? "replaceState" : "pushState");
-    typing = true; // until the field is left: one edit is one step back
-  });
-  form.addEventListener("change", () => { typing = false; });
-  form.addEventListener("click", ({ target: { dataset } }) => {
-    if (dataset.sizes) take(Object.fromEntries(new URLSearchParams(dataset.sizes)));
-  });
   part("ranking").addEventListener("click", ({ target }) => {
     const clicked = target.closest("tr");
     const { setting } = rows[clicked.dataset.row][1];
@@ -324,8 +237,5 @@
     take({ ...Object.fromEntries(values), cut: setting.cut ? "yes" : "no" });
     part("ranking").querySelector("[aria-current] button").focus({ preventScroll: true });
   });
-  addEventListener("popstate", restore);
-  root.hidden = false;
-  document.querySelector("#explorer-off").remove();
-  restore();
+  start();
 })();

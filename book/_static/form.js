@@ -1,0 +1,128 @@
+/* What the pages with a form of sizes share: reading them, bars and rows of tables, and a
+   form whose fields the address repeats. Only Form.connect needs a page. */
+"use strict";
+(() => {
+  const COLORS = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split(" ");
+
+  const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
+  const productOf = (at, names) => product(names.map((name) => at[name]));
+  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
+  const english = (n) => Math.round(n).toLocaleString("en");
+  const percent = (part, all) => `${all ? Math.round(100 * part / all) : 0} %`;
+
+  function check(sound, field, ...sentences) {
+    if (!sound) throw Object.assign(new Error(sentences.join(" ")), { field });
+  }
+
+  /* The whole numbers from 1 to `largest` in an object of texts, for each name in `labels`. */
+  function wholeNumbers(texts, labels, largest) {
+    const numbers = {};
+    for (const [name, label] of Object.entries(labels)) {
+      const text = texts[name].trim().replace(/(?<=\d)[ ,_](?=\d{3}(?!\d))/g, "");
+      check(/^\d+$/.test(text), name, `${label}: cannot read "${text}" as a whole number.`,
+        "Write digits alone, such as 8.");
+      numbers[name] = Number(text);
+      check(numbers[name] > 0, name, `${label} is 0. Write 1 or more.`);
+      check(numbers[name] <= largest, name, `${label} is larger than this page counts.`,
+        `Write at most ${english(largest)}.`);
+    }
+    return numbers;
+  }
+
+  /* Of rules [size, by, why], the first one whose size the product of `by` does not divide. */
+  const broken = (at, rules) => rules.find(([size, by]) => at[size] % productOf(at, by) !== 0);
+
+  /* Refuses a case that breaks a rule. `word` writes the name of a divisor, and `number` a
+     number; unless they are given, both stay as they are. */
+  function checkRules(at, rules, labels, word = String, number = String) {
+    const rule = broken(at, rules);
+    if (!rule) return;
+    const [size, by, why] = rule;
+    const cuts = productOf(at, by);
+    const cure = Math.ceil(at[size] / cuts) * cuts;
+    const words = by.map(word);
+    check(false, size, `${labels[size]} is ${number(at[size])}, and ${words.join(" × ")} =`,
+      `${number(cuts)} does not divide it. ${why} Try ${number(cure)}, or change`,
+      `${words.join(" or ")}.`);
+  }
+
+  /* A bar of parts [name, size, colour]; what they leave of `all` stays empty. */
+  function bar(parts, all, says) {
+    const spans = parts.map(([, size, color], i) => {
+      const width = all ? 100 * size / all : 0;
+      return `<span style="width: ${width}%; background: ${COLORS[color]}">${
+        width > 4 ? i + 1 : ""}</span>`;
+    });
+    const words = parts.map(([name, size]) => `${name} ${percent(size, all)}`).join(", ");
+    return `<div class="bar" role="img" aria-label="${says}: ${words}">${spans.join("")}</div>`;
+  }
+
+  const row = (head, ...cells) => `<tr><th scope="row">${head}</th>${
+    cells.map((cell) => `<td>${cell}</td>`).join("")}</tr>`;
+  const keyed = ([name, , color], i) =>
+    `<span style="background: ${COLORS[color]}">${i + 1}</span> ${name}`;
+
+  /* Connects the form in `root` with the address, which repeats the fields called `names`;
+     of the selects in `choices` an unknown value takes the first option. show(texts) fills
+     the page. What it throws by `check` becomes the answer, and the result is made inert.
+     `part` finds an element by its class, `take` sets fields by their names, as do buttons
+     with data-sizes, and `start` reads the address and reveals the page. */
+  function connect(root, names, choices, show) {
+    const form = root.querySelector("form");
+    const field = form.elements;
+    const part = (name) => root.querySelector(`.${name}`);
+    const typed = () => Object.fromEntries(names.map((name) => [name, field[name].value]));
+    let typing = false;
+
+    function render() {
+      for (const input of form) input.removeAttribute("aria-invalid");
+      part("result").inert = false;
+      try {
+        show(typed());
+      } catch (error) {
+        if (!error.field) throw error;
+        field[error.field].setAttribute("aria-invalid", true);
+        part("answer").textContent = error.message;
+        part("result").inert = true;
+      }
+    }
+
+    function restore() {
+      form.reset();
+      const given = new URLSearchParams(location.search);
+      for (const name of names) if (given.has(name)) field[name].value = given.get(name);
+      for (const name of choices) if (!field[name].value) field[name].selectedIndex = 0;
+      render();
+    }
+
+    function record(change) {
+      history[change](null, "", `?${new URLSearchParams(typed())}`);
+      render();
+    }
+
+    function take(values) {
+      for (const [name, value] of Object.entries(values)) field[name].value = value;
+      record("pushState");
+    }
+
+    function start() {
+      form.addEventListener("input", () => {
+        record(typing ? "replaceState" : "pushState");
+        typing = true; // until the field is left: one edit is one step back
+      });
+      form.addEventListener("change", () => { typing = false; });
+      form.addEventListener("click", ({ target: { dataset } }) => {
+        if (dataset.sizes) take(Object.fromEntries(new URLSearchParams(dataset.sizes)));
+      });
+      addEventListener("popstate", restore);
+      root.hidden = false;
+      document.querySelector("#explorer-off").remove();
+      restore();
+    }
+
+    return { part, field, take, start };
+  }
+
+  globalThis.Form = { product, productOf, sum, english, percent, check, wholeNumbers, broken,
+    checkRules, bar, row, keyed, connect };
+})();
