@@ -33,6 +33,7 @@ SELF_TESTS = [
     for name in (
         "setup",
         "cells",
+        "aot",
         "counting",
         "mutants",
         "bench",
@@ -51,6 +52,7 @@ IN_BROWSER = [
     "tests/test_browser.py",
     "tests/test_explorer.py",
     "tests/test_layouts.py",
+    "tests/test_calculator.py",
 ]
 
 
@@ -196,6 +198,24 @@ def launchers(session: nox.Session) -> None:
     words = ["python", "tools/launchers.py", *session.posargs]
     # After Ctrl-C it ends what it started, and that takes a while.
     session.run(*words, env=PATIENCE, interrupt_timeout=30, terminate_timeout=30)
+
+
+@nox.session
+def aot(session: nox.Session) -> None:
+    """Compile for TPUs and a GPU that are not here; `-- --record` keeps the results.
+
+    It installs libtpu, which is Google's and under the terms of its cloud. Nothing
+    else needs it.
+    """
+    install_lock(session)
+    ask = "from importlib.metadata import version; print(version('jax'), end='')"
+    jax = session.run("python", "-c", ask, silent=True)
+    session.install("jax[tpu]")
+    # The compiler alone: NVIDIA's libraries are large, and only running needs them.
+    cuda = (f"jax-cuda12-plugin=={jax}", f"jax-cuda12-pjrt=={jax}")
+    session.install("--no-deps", *cuda)
+    env = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "MPLBACKEND": "agg"}
+    session.run("python", "tools/aot.py", *session.posargs, env=env)
 
 
 @nox.session
