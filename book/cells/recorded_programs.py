@@ -70,9 +70,9 @@ recorded = {
         peak=98570284,
         flops=None,
         order=(
-            "10 matmul, start scalar all-reduce 0, done scalar all-reduce 0, start "
-            "all-reduce 1, matmul, done all-reduce 1, start all-reduce 2, done all-"
-            "reduce 2"
+            "10 matmul, start scalar all-reduce 0, done scalar all-reduce "
+            "0, start all-reduce 1, matmul, done all-reduce 1, start all-"
+            "reduce 2, done all-reduce 2"
         ),
         lines=[],
     ),
@@ -88,10 +88,10 @@ recorded = {
         peak=65013760,
         flops=94996791296.0,
         order=(
-            "2 all-gather, start all-gather 0, matmul, done all-gather 0, start all-"
-            "gather 1, 2 matmul, done all-gather 1, matmul, scalar all-reduce, "
-            "matmul, reduce-scatter, 2 matmul, reduce-scatter, 4 matmul, 2 reduce-"
-            "scatter"
+            "2 all-gather, start all-gather 0, matmul, done all-gather 0, "
+            "start all-gather 1, 2 matmul, done all-gather 1, matmul, "
+            "scalar all-reduce, matmul, reduce-scatter, 2 matmul, reduce-"
+            "scatter, 4 matmul, 2 reduce-scatter"
         ),
         lines=["reduce-scatter, StrategyRing, colors:1 phases:1"],
     ),
@@ -106,8 +106,8 @@ recorded = {
         peak=46151200,
         flops=95013568512.0,
         order=(
-            "all-gather, matmul, all-gather, matmul, all-gather, matmul, all-gather, "
-            "8 matmul, all-reduce, scalar all-reduce"
+            "all-gather, matmul, all-gather, matmul, all-gather, matmul, "
+            "all-gather, 8 matmul, all-reduce, scalar all-reduce"
         ),
         lines=["all-reduce, UniDirectionNDRingStrategy, colors:6 phases:3"],
     ),
@@ -123,9 +123,9 @@ recorded = {
         peak=66070048,
         flops=95004655616.0,
         order=(
-            "all-gather, matmul, all-gather, matmul, all-gather, matmul, all-gather, "
-            "6 matmul, all-reduce, matmul, reduce-scatter, matmul, reduce-scatter, "
-            "scalar all-reduce"
+            "all-gather, matmul, all-gather, matmul, all-gather, matmul, "
+            "all-gather, 6 matmul, all-reduce, matmul, reduce-scatter, "
+            "matmul, reduce-scatter, scalar all-reduce"
         ),
         lines=[
             "all-reduce, UniDirection1DRingStrategy, colors:2 phases:1",
@@ -144,12 +144,13 @@ recorded = {
         peak=48236576,
         flops=94805950464.0,
         order=(
-            "start all-gather 0, start all-gather 1, start all-gather 2, start all-"
-            "gather 3, done all-gather 0, matmul, done all-gather 1, matmul, done "
-            "all-gather 2, matmul, done all-gather 3, 5 matmul, start reduce-scatter "
-            "4, matmul, start reduce-scatter 5, matmul, start reduce-scatter 6, "
-            "matmul, start reduce-scatter 7, scalar all-reduce, done reduce-scatter "
-            "4, done reduce-scatter 5, done reduce-scatter 6, done reduce-scatter 7"
+            "start all-gather 0, start all-gather 1, start all-gather 2, "
+            "start all-gather 3, done all-gather 0, matmul, done all-gather"
+            " 1, matmul, done all-gather 2, matmul, done all-gather 3, 5 "
+            "matmul, start reduce-scatter 4, matmul, start reduce-scatter "
+            "5, matmul, start reduce-scatter 6, matmul, start reduce-"
+            "scatter 7, scalar all-reduce, done reduce-scatter 4, done "
+            "reduce-scatter 5, done reduce-scatter 6, done reduce-scatter 7"
         ),
         lines=["asynchronous, sparsecore"],
     ),
@@ -165,34 +166,9 @@ recorded = {
         peak=94375980,
         flops=None,
         order=(
-            "all-gather, start all-gather 0, 3 matmul, done all-gather 0, 7 matmul, "
-            "start scalar all-reduce 1, matmul, done scalar all-reduce 1, start "
-            "reduce-scatter 2, done reduce-scatter 2"
-        ),
-        lines=[],
-    ),
-    ("tensor_parallel", "TPU v5e"): Written(
-        collectives={("all-reduce", 8): (3, 88080384)},
-        printed={"all-reduce": 3},
-        given=20971520,
-        scratch=1257984,
-        peak=109053440,
-        flops=95231672320.0,
-        order=(
-            "2 matmul, all-reduce, 2 matmul, all-reduce, 4 matmul, all-reduce, 3 matmul"
-        ),
-        lines=["all-reduce, UniDirection1DRingStrategy, colors:2 phases:1"],
-    ),
-    ("tensor_parallel", "H100"): Written(
-        collectives={("all-reduce", 8): (3, 88080384)},
-        printed={"all-reduce": 3},
-        given=20971520,
-        scratch=100664336,
-        peak=121634860,
-        flops=None,
-        order=(
-            "2 matmul, all-reduce, 2 matmul, all-reduce, 2 matmul, start all-reduce "
-            "0, 2 matmul, done all-reduce 0, 3 matmul"
+            "all-gather, start all-gather 0, 3 matmul, done all-gather 0, 7"
+            " matmul, start scalar all-reduce 1, matmul, done scalar all-"
+            "reduce 1, start reduce-scatter 2, done reduce-scatter 2"
         ),
         lines=[],
     ),
@@ -208,32 +184,35 @@ recorded = {
         peak=79716864,
         flops=73573335040.0,
         order=(
-            "start collective-permute 0, all-gather, start all-gather 1, done "
-            "collective-permute 0, loop of 2, start collective-permute 0, start "
-            "collective-permute 1, matmul, done collective-permute 0, start "
-            "collective-permute 2, done collective-permute 1, start collective-"
-            "permute 3, matmul, done collective-permute 2, done collective-permute 3,"
-            " end of loop, matmul, done all-gather 1, start all-gather 2, matmul, "
-            "done all-gather 2, 4 matmul, loop of 2, start collective-permute 0, "
-            "start collective-permute 1, matmul, done collective-permute 0, done "
-            "collective-permute 1, start collective-permute 2, start collective-"
-            "permute 3, matmul, done collective-permute 2, done collective-permute 3,"
-            " end of loop, start collective-permute 3, loop of 2, start collective-"
-            "permute 0, start collective-permute 1, matmul, done collective-permute "
-            "0, done collective-permute 1, start collective-permute 2, start "
+            "start collective-permute 0, all-gather, start all-gather 1, "
+            "done collective-permute 0, loop of 2, start collective-permute"
+            " 0, start collective-permute 1, matmul, done collective-"
+            "permute 0, start collective-permute 2, done collective-permute"
+            " 1, start collective-permute 3, matmul, done collective-"
+            "permute 2, done collective-permute 3, end of loop, matmul, "
+            "done all-gather 1, start all-gather 2, matmul, done all-gather"
+            " 2, 4 matmul, loop of 2, start collective-permute 0, start "
+            "collective-permute 1, matmul, done collective-permute 0, done "
+            "collective-permute 1, start collective-permute 2, start "
             "collective-permute 3, matmul, done collective-permute 2, done "
-            "collective-permute 3, end of loop, start collective-permute 4, loop of "
-            "2, start collective-permute 0, start collective-permute 1, matmul, done "
-            "collective-permute 0, done collective-permute 1, start collective-"
-            "permute 2, start collective-permute 3, matmul, done collective-permute "
-            "2, done collective-permute 3, end of loop, start collective-permute 5, "
-            "loop of 2, start collective-permute 0, start collective-permute 1, "
-            "matmul, done collective-permute 0, done collective-permute 1, start "
-            "collective-permute 2, start collective-permute 3, matmul, done "
-            "collective-permute 2, done collective-permute 3, end of loop, start "
-            "collective-permute 6, scalar all-reduce, done collective-permute 4, done"
-            " collective-permute 3, done collective-permute 5, done collective-"
-            "permute 6"
+            "collective-permute 3, end of loop, start collective-permute 3,"
+            " loop of 2, start collective-permute 0, start collective-"
+            "permute 1, matmul, done collective-permute 0, done collective-"
+            "permute 1, start collective-permute 2, start collective-"
+            "permute 3, matmul, done collective-permute 2, done collective-"
+            "permute 3, end of loop, start collective-permute 4, loop of 2,"
+            " start collective-permute 0, start collective-permute 1, "
+            "matmul, done collective-permute 0, done collective-permute 1, "
+            "start collective-permute 2, start collective-permute 3, "
+            "matmul, done collective-permute 2, done collective-permute 3, "
+            "end of loop, start collective-permute 5, loop of 2, start "
+            "collective-permute 0, start collective-permute 1, matmul, done"
+            " collective-permute 0, done collective-permute 1, start "
+            "collective-permute 2, start collective-permute 3, matmul, done"
+            " collective-permute 2, done collective-permute 3, end of loop,"
+            " start collective-permute 6, scalar all-reduce, done "
+            "collective-permute 4, done collective-permute 3, done "
+            "collective-permute 5, done collective-permute 6"
         ),
         lines=[],
     ),
@@ -249,9 +228,35 @@ recorded = {
         peak=94375980,
         flops=None,
         order=(
-            "all-gather, start all-gather 0, 3 matmul, done all-gather 0, 7 matmul, "
-            "start scalar all-reduce 1, matmul, done scalar all-reduce 1, start "
-            "reduce-scatter 2, done reduce-scatter 2"
+            "all-gather, start all-gather 0, 3 matmul, done all-gather 0, 7"
+            " matmul, start scalar all-reduce 1, matmul, done scalar all-"
+            "reduce 1, start reduce-scatter 2, done reduce-scatter 2"
+        ),
+        lines=[],
+    ),
+    ("tensor_parallel", "TPU v5e"): Written(
+        collectives={("all-reduce", 8): (3, 88080384)},
+        printed={"all-reduce": 3},
+        given=20971520,
+        scratch=1257984,
+        peak=109053440,
+        flops=95231672320.0,
+        order=(
+            "2 matmul, all-reduce, 2 matmul, all-reduce, 4 matmul, all-"
+            "reduce, 3 matmul"
+        ),
+        lines=["all-reduce, UniDirection1DRingStrategy, colors:2 phases:1"],
+    ),
+    ("tensor_parallel", "H100"): Written(
+        collectives={("all-reduce", 8): (3, 88080384)},
+        printed={"all-reduce": 3},
+        given=20971520,
+        scratch=100664336,
+        peak=121634860,
+        flops=None,
+        order=(
+            "2 matmul, all-reduce, 2 matmul, all-reduce, 2 matmul, start "
+            "all-reduce 0, 2 matmul, done all-reduce 0, 3 matmul"
         ),
         lines=[],
     ),
@@ -263,8 +268,8 @@ recorded = {
         peak=65031168,
         flops=49768202240.0,
         order=(
-            "2 matmul, all-to-all, 2 matmul, all-to-all, matmul, scalar all-reduce, 2"
-            " matmul, all-reduce, all-to-all, 3 matmul"
+            "2 matmul, all-to-all, 2 matmul, all-to-all, matmul, scalar "
+            "all-reduce, 2 matmul, all-reduce, all-to-all, 3 matmul"
         ),
         lines=[
             "all-reduce, StrategyRing, colors:1 phases:1",
@@ -279,9 +284,10 @@ recorded = {
         peak=58777636,
         flops=None,
         order=(
-            "2 matmul, all-to-all, 2 matmul, all-to-all, matmul, start scalar all-"
-            "reduce 0, matmul, done scalar all-reduce 0, start all-to-all 1, matmul, "
-            "done all-to-all 1, start all-reduce 2, 3 matmul, done all-reduce 2"
+            "2 matmul, all-to-all, 2 matmul, all-to-all, matmul, start "
+            "scalar all-reduce 0, matmul, done scalar all-reduce 0, start "
+            "all-to-all 1, matmul, done all-to-all 1, start all-reduce 2, 3"
+            " matmul, done all-reduce 2"
         ),
         lines=[],
     ),
@@ -293,9 +299,9 @@ recorded = {
         peak=44173824,
         flops=4393574400.0,
         order=(
-            "loop of 8, start collective-permute 0, start collective-permute 1, 2 "
-            "matmul, done collective-permute 0, done collective-permute 1, end of "
-            "loop"
+            "loop of 8, start collective-permute 0, start collective-"
+            "permute 1, 2 matmul, done collective-permute 0, done "
+            "collective-permute 1, end of loop"
         ),
         lines=[],
     ),
@@ -307,8 +313,8 @@ recorded = {
         peak=37847048,
         flops=None,
         order=(
-            "loop of 8, start collective-permute 0, 2 matmul, done collective-permute"
-            " 0, end of loop"
+            "loop of 8, start collective-permute 0, 2 matmul, done "
+            "collective-permute 0, end of loop"
         ),
         lines=[],
     ),
@@ -320,19 +326,21 @@ recorded = {
         peak=125829120,
         flops=35124346880.0,
         order=(
-            "start collective-permute 0, start collective-permute 1, 2 matmul, done "
-            "collective-permute 0, start collective-permute 2, done collective-"
-            "permute 1, start collective-permute 3, matmul, done collective-permute "
-            "2, start collective-permute 4, done collective-permute 3, start "
-            "collective-permute 5, matmul, done collective-permute 4, start "
-            "collective-permute 6, done collective-permute 5, start collective-"
-            "permute 7, matmul, done collective-permute 6, start collective-permute "
-            "8, done collective-permute 7, start collective-permute 9, matmul, done "
-            "collective-permute 8, start collective-permute 10, done collective-"
-            "permute 9, start collective-permute 11, matmul, done collective-permute "
-            "10, start collective-permute 12, done collective-permute 11, start "
-            "collective-permute 13, matmul, done collective-permute 12, 7 matmul, "
-            "done collective-permute 13, matmul"
+            "start collective-permute 0, start collective-permute 1, 2 "
+            "matmul, done collective-permute 0, start collective-permute 2,"
+            " done collective-permute 1, start collective-permute 3, "
+            "matmul, done collective-permute 2, start collective-permute 4,"
+            " done collective-permute 3, start collective-permute 5, "
+            "matmul, done collective-permute 4, start collective-permute 6,"
+            " done collective-permute 5, start collective-permute 7, "
+            "matmul, done collective-permute 6, start collective-permute 8,"
+            " done collective-permute 7, start collective-permute 9, "
+            "matmul, done collective-permute 8, start collective-permute "
+            "10, done collective-permute 9, start collective-permute 11, "
+            "matmul, done collective-permute 10, start collective-permute "
+            "12, done collective-permute 11, start collective-permute 13, "
+            "matmul, done collective-permute 12, 7 matmul, done collective-"
+            "permute 13, matmul"
         ),
         lines=[],
     ),
@@ -344,13 +352,14 @@ recorded = {
         peak=239534080,
         flops=None,
         order=(
-            "6 collective-permute, start collective-permute 0, matmul, done "
-            "collective-permute 0, start collective-permute 1, done collective-"
-            "permute 1, start collective-permute 2, 2 matmul, done collective-permute"
-            " 2, start collective-permute 3, done collective-permute 3, start "
-            "collective-permute 4, done collective-permute 4, start collective-"
-            "permute 5, done collective-permute 5, start collective-permute 6, 6 "
-            "matmul, done collective-permute 6, matmul"
+            "6 collective-permute, start collective-permute 0, matmul, done"
+            " collective-permute 0, start collective-permute 1, done "
+            "collective-permute 1, start collective-permute 2, 2 matmul, "
+            "done collective-permute 2, start collective-permute 3, done "
+            "collective-permute 3, start collective-permute 4, done "
+            "collective-permute 4, start collective-permute 5, done "
+            "collective-permute 5, start collective-permute 6, 6 matmul, "
+            "done collective-permute 6, matmul"
         ),
         lines=[],
     ),
