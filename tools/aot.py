@@ -118,6 +118,11 @@ def tags(cell) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
+def for_the_record(cells: list) -> list:
+    """Of chapter 27's cells the Setup and those tagged `recorded`."""
+    return [cells[0], *(cell for cell in cells[1:] if "recorded" in tags(cell))]
+
+
 # ------------------------------------------------------------------ what was edited
 
 
@@ -195,6 +200,8 @@ def digest(chapter: str, expression: str) -> str:
     """A digest of what an expression of a chapter reaches, without its comments."""
     left_out = {"check", "exercise", "solution"}
     cells = [cell for cell in code_cells(chapter) if not left_out & set(tags(cell))]
+    if chapter == CHAPTER:
+        cells = for_the_record(cells)
     code = "\n".join(cell.source for cell in cells)
     text = f"{reached(code, expression)}\n{expression}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -213,9 +220,8 @@ def run_cells(cells: list) -> dict:
 
 
 def of_chapter_27() -> dict:
-    """The names of chapter 27 that a record needs: its Setup and `recorded` cells."""
-    setup, *cells = code_cells(CHAPTER)
-    return run_cells([setup, *(cell for cell in cells if "recorded" in tags(cell))])
+    """The names of chapter 27 that a record needs."""
+    return run_cells(for_the_record(code_cells(CHAPTER)))
 
 
 def moved(x, devices):
