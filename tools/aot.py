@@ -40,6 +40,8 @@ HERE_TOO = ("CPU", *CHIPS)  # for the programs of other chapters
 MADE_IN_27 = {
     "data_parallel": EVERYWHERE,
     "fully_sharded": EVERYWHERE,
+    "data_parallel_wide": EVERYWHERE,
+    "fully_sharded_wide": EVERYWHERE,
     "fully_sharded_auto": CHIPS,
     "tensor_parallel": CHIPS,
     "experts": CHIPS,
@@ -321,7 +323,9 @@ def written(start: str, value, indent: int = 0) -> list[str]:
     if len(flat) <= 88:
         return [flat]
     if isinstance(value, str):
-        parts = textwrap.wrap(value, 70 - indent, drop_whitespace=False)
+        parts = [value]
+        if len(f"{space}    {literal(value)}") > 88:
+            parts = textwrap.wrap(value, 70 - indent, drop_whitespace=False)
         lines = [f"{space}    {literal(part)}" for part in parts]
         return [f"{space}{start}(", *lines, f"{space}),"]
     if isinstance(value, dict):

@@ -172,6 +172,196 @@ recorded = {
         ),
         lines=[],
     ),
+    ("data_parallel_wide", "TPU v5e"): Written(
+        collectives={("all-reduce", 8): (5, 939524103)},
+        printed={"all-reduce": 5},
+        given=545259520,
+        scratch=320573440,
+        peak=796919296,
+        flops=1515687247872.0,
+        order=(
+            "4 matmul, scalar all-reduce, 4 matmul, all-reduce, matmul, "
+            "all-reduce, matmul, all-reduce, matmul, all-reduce"
+        ),
+        lines=["all-reduce, UniDirection1DRingStrategy, colors:2 phases:1"],
+    ),
+    ("data_parallel_wide", "TPU v5p"): Written(
+        collectives={("all-reduce", 8): (5, 939524103)},
+        printed={"all-reduce": 5},
+        given=545259520,
+        scratch=336002656,
+        peak=796918816,
+        flops=1515687247872.0,
+        order=(
+            "4 matmul, scalar all-reduce, 4 matmul, all-reduce, matmul, "
+            "all-reduce, matmul, all-reduce, matmul, all-reduce"
+        ),
+        lines=["all-reduce, UniDirectionNDRingStrategy, colors:6 phases:3"],
+    ),
+    ("data_parallel_wide", "TPU v6e"): Written(
+        collectives={("all-reduce", 8): (5, 939524103)},
+        printed={"all-reduce": 5},
+        given=545259520,
+        scratch=430044576,
+        peak=973080096,
+        flops=1515855020032.0,
+        order=(
+            "8 matmul, all-reduce, matmul, all-reduce, matmul, all-reduce, "
+            "matmul, all-reduce, scalar all-reduce"
+        ),
+        lines=["all-reduce, UniDirection1DRingStrategy, colors:2 phases:1"],
+    ),
+    ("data_parallel_wide", "TPU7x"): Written(
+        collectives={("all-reduce", 8): (5, 939524103)},
+        printed={"all-reduce": 5},
+        given=545259520,
+        scratch=1527871424,
+        peak=1753221152,
+        flops=1513883697152.0,
+        order=(
+            "8 matmul, start all-reduce 0, matmul, start all-reduce 1, "
+            "matmul, start all-reduce 2, matmul, start all-reduce 3, scalar"
+            " all-reduce, done all-reduce 0, done all-reduce 1, done all-"
+            "reduce 2, done all-reduce 3"
+        ),
+        lines=["asynchronous, sparsecore"],
+    ),
+    ("data_parallel_wide", "H100"): Written(
+        collectives={("all-reduce", 8): (5, 939524103)},
+        printed={"all-reduce": 5},
+        given=545259520,
+        scratch=578816784,
+        peak=1124073516,
+        flops=None,
+        order=(
+            "4 matmul, start scalar all-reduce 0, 4 matmul, done scalar "
+            "all-reduce 0, start all-reduce 1, matmul, done all-reduce 1, "
+            "start all-reduce 2, matmul, done all-reduce 2, start all-"
+            "reduce 3, matmul, done all-reduce 3, start all-reduce 4, done "
+            "all-reduce 4"
+        ),
+        lines=[],
+    ),
+    ("fully_sharded_wide", "TPU v5e"): Written(
+        collectives={
+            ("all-gather", 8): (4, 469762048),
+            ("all-reduce", 8): (1, 7),
+            ("collective-permute", 7): (2, 4587520),
+            ("reduce-scatter", 8): (4, 474349568),
+        },
+        printed={
+            "all-reduce": 3,
+            "all-gather": 10,
+            "reduce-scatter": 2,
+            "collective-permute": 2,
+        },
+        given=75497472,
+        scratch=807499264,
+        peak=654322176,
+        flops=1514146365440.0,
+        order=(
+            "all-gather, start all-gather 0, matmul, done all-gather 0, "
+            "start all-gather 1, matmul, done all-gather 1, start all-"
+            "gather 2, matmul, done all-gather 2, 8 matmul, 2 reduce-"
+            "scatter, start collective-permute 3, 2 reduce-scatter, start "
+            "collective-permute 4, scalar all-reduce, done collective-"
+            "permute 3, done collective-permute 4"
+        ),
+        lines=[
+            "fusion, StrategyRing, colors:1 phases:1",
+            "reduce-scatter, StrategyRing, colors:1 phases:1",
+        ],
+    ),
+    ("fully_sharded_wide", "TPU v5p"): Written(
+        collectives={
+            ("all-gather", 8): (4, 469762048),
+            ("all-reduce", 8): (5, 939524103),
+        },
+        printed={"all-reduce": 5, "all-gather": 4},
+        given=75497472,
+        scratch=520813408,
+        peak=595605536,
+        flops=1514277961728.0,
+        order=(
+            "all-gather, matmul, all-gather, matmul, all-gather, matmul, "
+            "all-gather, 4 matmul, all-reduce, 2 matmul, all-reduce, "
+            "matmul, all-reduce, matmul, all-reduce, scalar all-reduce"
+        ),
+        lines=["all-reduce, UniDirectionNDRingStrategy, colors:6 phases:3"],
+    ),
+    ("fully_sharded_wide", "TPU v6e"): Written(
+        collectives={
+            ("all-gather", 8): (4, 469762048),
+            ("all-reduce", 8): (1, 7),
+            ("collective-permute", 7): (2, 9175040),
+            ("reduce-scatter", 8): (4, 478937088),
+        },
+        printed={
+            "all-reduce": 3,
+            "all-gather": 4,
+            "reduce-scatter": 2,
+            "collective-permute": 2,
+        },
+        given=75497472,
+        scratch=506294976,
+        peak=578824224,
+        flops=1514182541312.0,
+        order=(
+            "all-gather, matmul, all-gather, matmul, 2 all-gather, 6 "
+            "matmul, reduce-scatter, matmul, reduce-scatter, start "
+            "collective-permute 0, done collective-permute 0, matmul, "
+            "reduce-scatter, matmul, reduce-scatter, start collective-"
+            "permute 1, done collective-permute 1, scalar all-reduce"
+        ),
+        lines=[
+            "fusion, StrategyRing, colors:1 phases:1",
+            "reduce-scatter, StrategyRing, colors:1 phases:1",
+        ],
+    ),
+    ("fully_sharded_wide", "TPU7x"): Written(
+        collectives={
+            ("all-gather", 8): (4, 469762048),
+            ("all-reduce", 8): (1, 7),
+            ("reduce-scatter", 8): (4, 469762048),
+        },
+        printed={"all-reduce": 1, "all-gather": 4, "reduce-scatter": 4},
+        given=75497472,
+        scratch=790329120,
+        peak=696256544,
+        flops=1513145499648.0,
+        order=(
+            "start all-gather 0, start all-gather 1, start all-gather 2, "
+            "start all-gather 3, done all-gather 0, matmul, done all-gather"
+            " 1, matmul, done all-gather 2, matmul, done all-gather 3, 3 "
+            "matmul, start reduce-scatter 4, 3 matmul, start reduce-scatter"
+            " 5, matmul, start reduce-scatter 6, matmul, start reduce-"
+            "scatter 7, scalar all-reduce, done reduce-scatter 4, done "
+            "reduce-scatter 5, done reduce-scatter 6, done reduce-scatter 7"
+        ),
+        lines=["asynchronous, sparsecore"],
+    ),
+    ("fully_sharded_wide", "H100"): Written(
+        collectives={
+            ("all-gather", 8): (4, 469762048),
+            ("all-reduce", 8): (1, 7),
+            ("reduce-scatter", 8): (4, 469762048),
+        },
+        printed={"all-reduce": 1, "all-gather": 4, "reduce-scatter": 4},
+        given=75497472,
+        scratch=654315280,
+        peak=729808940,
+        flops=None,
+        order=(
+            "2 all-gather, start all-gather 0, matmul, done all-gather 0, "
+            "start all-gather 1, 2 matmul, done all-gather 1, matmul, start"
+            " scalar all-reduce 2, 3 matmul, done scalar all-reduce 2, "
+            "start reduce-scatter 3, matmul, done reduce-scatter 3, start "
+            "reduce-scatter 4, matmul, done reduce-scatter 4, start reduce-"
+            "scatter 5, 2 matmul, done reduce-scatter 5, start reduce-"
+            "scatter 6, done reduce-scatter 6"
+        ),
+        lines=[],
+    ),
     ("fully_sharded_auto", "TPU v5e"): Written(
         collectives={
             ("all-gather", 8): (3, 22020096),
@@ -242,8 +432,7 @@ recorded = {
         peak=109053440,
         flops=95231672320.0,
         order=(
-            "2 matmul, all-reduce, 2 matmul, all-reduce, 4 matmul, all-"
-            "reduce, 3 matmul"
+            "2 matmul, all-reduce, 2 matmul, all-reduce, 4 matmul, all-reduce, 3 matmul"
         ),
         lines=["all-reduce, UniDirection1DRingStrategy, colors:2 phases:1"],
     ),
