@@ -178,8 +178,10 @@ if os.environ["THEN"] != "end":
     time.sleep(600)
 """
 KERNEL = """
+import signal
 import sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a notebook's kernel
 exec(sys.argv[1])
 try:
     ended = launch(sys.argv[2], limit=float(sys.argv[3]), THEN=sys.argv[4])
