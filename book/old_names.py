@@ -26,6 +26,7 @@ def names() -> dict[str, object]:
     grid = Mesh(devices.reshape(2, 4), ("x", "y"))
     split, copied = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     x = jnp.arange(8.0)
+    folder = None  # of a cache of compiled programs: none is kept here
 
     def f(v: jax.Array) -> jax.Array:
         """Double an array of any shape."""
@@ -82,6 +83,14 @@ LOG = "the changelog"
 ARRAYS = [
     Row("jax.tree_map(f, x)", "fails", "0.5.3", "0.6.0", "jax.tree.map(f, x)", DOUBLED),
     Row(
+        "jax.tree_leaves([x])",
+        "fails",
+        "0.5.3",
+        "0.6.0",
+        "len(jax.tree.leaves([x]))",
+        1,
+    ),
+    Row(
         "jax.tree_util.tree_multimap(jnp.add, x, x)",
         "fails",
         "",
@@ -122,6 +131,22 @@ ARRAYS = [
         True,
     ),
     Row(
+        "jax.core.get_aval(x)",
+        "fails",
+        "0.9.2",
+        "0.10.0",
+        "str(jax.typeof(x))",
+        "float32[8]",
+    ),
+    Row(
+        "jax.random.KeyArray",
+        "fails",
+        "0.4.23",
+        "0.4.24",
+        "jax.dtypes.issubdtype(jax.random.key(0).dtype, jax.dtypes.prng_key)",
+        True,
+    ),
+    Row(
         "x.device_buffers",
         "fails",
         "0.4.26",
@@ -141,6 +166,22 @@ ARRAYS = [
         False,
     ),
     Row(
+        "jax.experimental.enable_x64",
+        "fails",
+        "0.8.3",
+        "0.9.0",
+        "with jax.enable_x64(True): y = jnp.arange(8.0).dtype\n; y == 'float64'",
+        True,
+    ),
+    Row(
+        "from jax import linear_util",
+        "fails",
+        "0.4.23",
+        "0.4.24",
+        "import jax.extend.linear_util as lu; callable(lu.wrap_init)",
+        True,
+    ),
+    Row(
         "from jax.lib import xla_bridge",
         "fails",
         "0.8.3",
@@ -148,6 +189,31 @@ ARRAYS = [
         "import jax.extend; jax.extend.backend.get_backend().platform"
         " == jax.default_backend()",
         True,
+    ),
+    Row(
+        "from jaxlib.xla_extension import XlaRuntimeError",
+        "fails",
+        "0.6.0",
+        "0.6.2",
+        "issubclass(jax.errors.JaxRuntimeError, RuntimeError)",
+        True,
+    ),
+    Row(
+        "jax.clear_backends",
+        "fails",
+        "0.4.35",
+        "0.4.36",
+        "from jax.extend.backend import clear_backends; callable(clear_backends)",
+        True,
+    ),
+    Row(
+        "from jax.experimental.compilation_cache import compilation_cache as cc;"
+        " cc.initialize_cache",
+        "fails",
+        "0.7.2",
+        "0.8.0",
+        'jax.config.update("jax_compilation_cache_dir", folder)',
+        None,
     ),
     Row(
         "import jax.tools.colab_tpu", "fails", "0.9.1", "0.9.2", "jax.device_count()", 8
@@ -193,6 +259,30 @@ PLACING = [
         "",
         "before 0.4.13",
         'jax.P("x") == PartitionSpec("x")',
+        True,
+    ),
+    Row(
+        "from jax.experimental import PartitionSpec",
+        "fails",
+        "",
+        "before 0.4.13",
+        'jax.P("x") == PartitionSpec("x")',
+        True,
+    ),
+    Row(
+        "from jax.experimental.global_device_array import GlobalDeviceArray",
+        "fails",
+        "",
+        "before 0.4.13",
+        "jax.make_array_from_callback((8,), split, lambda i: np.arange(8.0)[i])",
+        np.arange(8),
+    ),
+    Row(
+        "from jax.experimental.layout import DeviceLocalLayout",
+        "fails",
+        "0.6.2",
+        "0.7.0",
+        "from jax.experimental.layout import Layout; callable(Layout)",
         True,
     ),
     Row(
@@ -245,6 +335,30 @@ MESHES = [
         f"0.4.11, by {LOG}",
         'Mesh(np.array(jax.devices()), ("x",)).size',
         8,
+    ),
+    Row(
+        "from jax.experimental.maps import mesh",
+        "fails",
+        "",
+        "before 0.4.13",
+        "with jax.set_mesh(mesh): y = f(x)\n; y",
+        DOUBLED,
+    ),
+    Row(
+        "from jax.experimental.maps import thread_resources",
+        "fails",
+        "0.4.30",
+        "0.4.31",
+        "with jax.set_mesh(mesh): y = jax.sharding.get_abstract_mesh().axis_names\n; y",
+        ("x",),
+    ),
+    Row(
+        "from jax.interpreters import pxla; pxla.thread_resources.env.physical_mesh",
+        "warns",
+        "0.8.0",
+        "0.8.3",
+        "with jax.set_mesh(mesh): y = jax.sharding.get_mesh() == mesh\n; y",
+        True,
     ),
     Row(
         "from jax.experimental import mesh_utils;"
@@ -350,6 +464,23 @@ FUNCTIONS = [
         SUMS,
     ),
     Row(
+        "jax.core.axis_frame",
+        "fails",
+        "0.6.2",
+        "0.7.0",
+        'jax.pmap(lambda v: v * jax.lax.axis_size("x"), axis_name="x")(x)',
+        8 * np.arange(8),
+    ),
+    Row(
+        "from jax.extend.core.primitives import xla_pmap_p",
+        "fails",
+        "0.9.2",
+        "0.10.0",
+        "from jax.extend.core.primitives import jit_p; "
+        "jax.make_jaxpr(jax.pmap(f))(x).eqns[0].primitive is jit_p",
+        True,
+    ),
+    Row(
         "jax.typeof(x).vma",
         "fails",
         "0.9.2",
@@ -373,6 +504,32 @@ FUNCTIONS = [
         'typed = jax.make_mesh((8,), ("x",)); '
         'jax.sharding.reshard(x, NamedSharding(typed, P("x")))',
         np.arange(8),
+    ),
+    Row(
+        "from jax.experimental.shard import auto_axes",
+        "fails",
+        "0.6.2",
+        "0.7.0",
+        'typed = jax.make_mesh((8,), ("x",)); '
+        'jax.sharding.auto_axes(f, out_sharding=NamedSharding(typed, P("x")))'
+        '(jax.device_put(x, NamedSharding(typed, P("x"))))',
+        DOUBLED,
+    ),
+    Row(
+        "jax.xla_computation(f)(x)",
+        "fails",
+        "0.4.31",
+        "0.4.35",
+        'jax.jit(f).lower(x).as_text("hlo").startswith("HloModule")',
+        True,
+    ),
+    Row(
+        "from jax.experimental import host_callback",
+        "fails",
+        "0.7.2",
+        "0.8.0",
+        "jax.jit(lambda v: jax.pure_callback(lambda u: 2 * np.asarray(u), v, v))(x)",
+        DOUBLED,
     ),
 ]
 
