@@ -19,7 +19,6 @@ import hashlib
 import io
 import json
 import os
-import subprocess
 import symtable
 import sys
 import textwrap
@@ -383,9 +382,7 @@ def main() -> str | None:
         if old["made with"] != made:
             told = [f"recorded with {old['made with']}, compiled with {made}"]
         return "\n".join(told + differences(old["programs"], rows)) or None
-    commit = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(commit, capture_output=True, text=True).stdout.strip()
-    record("aot", {"commit": commit, "made with": made, "programs": rows})
+    record("aot", {"made with": made, "programs": rows})
     date = {"date": f"{datetime.date.today()}"}
     CELL.write_text(cell_text(CELL.read_text(), date | made, found))
     return None

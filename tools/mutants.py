@@ -8,8 +8,6 @@ read: chapter | line as it was | line as broken | reason.
 """
 
 import ast
-import datetime
-import hashlib
 import multiprocessing
 import os
 import re
@@ -24,7 +22,7 @@ from typing import NamedTuple
 
 from checks import calls, chapters, is_shared, syntax, tags
 from IPython.core.interactiveshell import InteractiveShell
-from measured import earlier, record
+from measured import circumstances, code_digest, earlier, record
 from nbformat import NotebookNode
 from pair import ROOT
 from traitlets.config import Config
@@ -324,12 +322,11 @@ def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[
     return statuses
 
 
-def keep_result(name: str, cells: list[NotebookNode], statuses: list[int]) -> None:
+def keep_result(name: str, statuses: list[int]) -> None:
     """Put one chapter's result into the record, beside those of the others."""
-    code = "\n".join(cell.source for cell in cells)
     result = {
-        "recorded": f"{datetime.date.today()}",
-        "code": hashlib.sha256(code.encode()).hexdigest(),
+        **{key: circumstances()[key] for key in ("recorded", "commit")},
+        "code": code_digest(ROOT / f"notebooks/{name}.ipynb"),
         "broken": len(statuses),
         "caught": len(statuses) - statuses.count(SURVIVED),
         "by a check": statuses.count(CHECKED),
@@ -351,7 +348,7 @@ def main(wanted: list[str], root: Path = ROOT, keep: bool = False) -> str | None
         found = report(root / f"notebooks/{name}.md", *book[name])
         statuses += found
         if keep:
-            keep_result(name, book[name][0], found)
+            keep_result(name, found)
     caught = 1 - statuses.count(SURVIVED) / len(statuses)
     print(f"{caught:.1%} of {len(statuses)} caught; waived: {len(waivers(root))}")
     return f"fewer than {ENOUGH:.0%} caught" if caught < ENOUGH else None
