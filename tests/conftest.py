@@ -44,6 +44,26 @@ def browser():
         opened.close()
 
 
+@pytest.fixture
+def quiet_page(browser, site):
+    """A function that opens a page, which must not write an error to the console."""
+    errors = []
+    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+
+        def open_page(name):
+            page = context.new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on(
+                "console",
+                lambda note: errors.append(note.text) if note.type == "error" else None,
+            )
+            page.goto(site + name)
+            return page
+
+        yield open_page
+    assert not errors, errors
+
+
 @pytest.fixture(scope="session")
 def barriers():
     """A function that asks axe-core what is wrong with a page, or with a part of it."""

@@ -3,7 +3,8 @@
 from collections import defaultdict
 
 import pytest
-from measured import record
+from measured import record, text_digest
+from pair import ROOT
 from published import SITE
 
 PAGES = sorted(
@@ -57,6 +58,9 @@ def measured(request, browser):
     numbers = defaultdict(dict)
     yield numbers
     if request.config.getoption("--record"):
+        for name, found in numbers.items():
+            source = (ROOT / name).with_suffix(".md")
+            found["text"] = text_digest(source) if source.exists() else ""
         record("site", {"browser": f"Chromium {browser.version}", "pages": numbers})
 
 
@@ -123,6 +127,77 @@ def test_page_is_light(visit, measured, name):
     }
     assert sum(shared.values()) <= 800_000, shared
     assert sum(own.values()) <= 500_000, own
+
+
+@pytest.mark.parametrize("name", [CHAPTERS[8], ERRORS])
+def test_a_full_line_of_code_fits(visit, name):
+    """88 columns beside both sidebars, in an output and in an exercise too."""
+    page = visit(name)
+    columns = page.evaluate(
+        """() => [...document.querySelectorAll('article .cell pre')]
+          .filter(box => box.checkVisibility() && !box.closest('.running'))
+          .map(box => {
+            const line = box.appendChild(document.createElement('span'));
+            line.textContent = 'x'.repeat(100);
+            const style = getComputedStyle(box);
+            const [left, right] = [style.paddingLeft, style.paddingRight];
+            const room = box.clientWidth - parseFloat(left) - parseFloat(right);
+            return 100 * room / line.getBoundingClientRect().width;
+          })"""
+    )
+    assert len(columns) > 10 and min(columns) >= 88, columns
+
+
+def test_messages_wrap_on_a_phone(visit):
+    page = visit(ERRORS, "phone")
+    boxes = page.locator(".cell_output pre:text-matches('^[A-Za-z.]*Error: ')")
+    assert boxes.count() > 10
+    for box in boxes.all():
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), box
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["book/index.html", CHAPTERS[4], ERRORS])
+def test_nothing_moves_when_the_typefaces_arrive(browser, site, name, mode):
+    with browser.new_context(**MODES[mode]) as context:
+        page = context.new_page()
+        held = []
+        page.route("**/*.woff2", lambda route: held.append(route))
+        page.add_init_script(
+            """window.moved = 0;
+            new PerformanceObserver(list => list.getEntries().forEach(
+              shift => { window.moved += shift.value }
+            )).observe({type: 'layout-shift', buffered: true})"""
+        )
+        page.goto(site + name, wait_until="domcontentloaded")
+        page.wait_for_function("performance.getEntriesByType('paint').length")
+        page.wait_for_timeout(500)  # what stands in for them has been drawn
+        for route in held:
+            route.continue_()
+        page.wait_for_function("document.fonts.status == 'loaded'")
+        page.wait_for_timeout(500)
+        faces = (
+            "[...document.fonts].filter(f => f.status == 'loaded').map(f => f.family)"
+        )
+        assert {"Literata", "Inter", "Iosevka"} <= set(page.evaluate(faces))
+        assert page.evaluate("window.moved") < 0.02
+
+
+@pytest.mark.parametrize("width, height", [(1280, 800), (360, 740)])
+def test_landing_page_begins_with_its_figure_and_buttons(visit, width, height):
+    page = visit("book/index.html", viewport={"width": width, "height": height})
+    for part in page.locator(".hero img, .start-here a").all():
+        box = part.bounding_box()
+        assert box["y"] > 0 and box["y"] + box["height"] <= height, box
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_first_paint_is_light_or_dark_already(browser, site, scheme):
+    with browser.new_context(color_scheme=scheme) as context:
+        page = context.new_page()
+        page.route("**/*.js*", lambda route: route.abort())  # the theme comes later
+        page.goto(site + "book/index.html")
+        assert page.get_attribute("html", "data-theme") == scheme
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

@@ -4,13 +4,13 @@ import ast
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import nbformat
 import numpy as np
 import pytest
+from form import answer, state, table, type_in
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from pair import ROOT
@@ -300,44 +300,8 @@ def test_inequalities_are_those_of_the_tightest_pass(browser, chapter):
 
 
 @pytest.fixture
-def calculator(browser: Browser, site: str) -> Iterator[Page]:
-    """The page, which must not write an error to the console."""
-    errors = []
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on(
-            "console",
-            lambda note: errors.append(note.text) if note.type == "error" else None,
-        )
-        page.goto(site + "book/calculator.html")
-        yield page
-    assert not errors, errors
-
-
-def state(page: Page) -> dict[str, str]:
-    """What the fields hold."""
-    return {
-        name: page.locator(f"#explorer [name={name}]").input_value() for name in FIRST
-    }
-
-
-def type_in(page: Page, **values: object) -> None:
-    for name, value in values.items():
-        field = page.locator(f"#explorer [name={name}]")
-        if name in CHOICES:
-            field.select_option(str(value))
-        else:
-            field.fill(str(value))
-
-
-def table(page: Page, name: str) -> list[list[str]]:
-    rows = page.locator(f"#explorer .{name} tr").all()
-    return [row.locator("th, td").all_inner_texts() for row in rows]
-
-
-def answer(page: Page):
-    return page.locator("#explorer .answer")
+def calculator(quiet_page) -> Page:
+    return quiet_page("book/calculator.html")
 
 
 def in_seconds(text: str) -> float:
@@ -354,7 +318,7 @@ def test_first_state(calculator):
         " 261,000 to 211,000 tokens a second, with the arithmetic at 100 % to 81 % of"
         " its peak."
     )
-    assert table(calculator, "held") == [
+    assert table(calculator, ".held") == [
         ["1 Weights", "250,937,344"],
         ["2 Gradients", "250,937,344"],
         ["3 Optimizer", "1,505,624,064"],
@@ -363,19 +327,19 @@ def test_first_state(calculator):
         ["Held", "4,154,982,400"],
         ["A device has", "16,000,000,000"],
     ]
-    assert table(calculator, "kinds")[1:] == [
+    assert table(calculator, ".kinds")[1:] == [
         ["2 fsdp", "47,427,158,016", "100 %"],
         ["3 model", "0", "0 %"],
         ["All", "47,427,158,016", "100 %"],
     ]
-    assert table(calculator, "times") == [
+    assert table(calculator, ".times") == [
         ["arithmetic", "2.01 s", "261,000"],
         ["wires", "474 ms", "1,110,000"],
         ["memory", "10.1 ms", "51,700,000"],
         ["at best: the longest", "2.01 s", "261,000"],
-        ["at worst: the sum", "2.48 s", "211,000"],
+        ["at worst: wires not hidden", "2.48 s", "211,000"],
     ]
-    assert table(calculator, "limits") == [
+    assert table(calculator, ".limits") == [
         ["data", "over 1,970 tokens", "524,288", "unused"],
         ["fsdp", "over 1,970 tokens", "8,192", "yes"],
         ["model", "under 7.28 ways", "1", "unused"],
@@ -394,23 +358,23 @@ def test_first_state(calculator):
 
 def test_answer_follows_what_is_typed(calculator):
     type_in(calculator, data=2, fsdp=2, model=16)
-    shares = [row[2] for row in table(calculator, "kinds")]
+    shares = [row[2] for row in table(calculator, ".kinds")]
     assert shares == ["0 %", "1 %", "99 %", "100 %"]
     expect(answer(calculator)).to_contain_text("where wires bind,")
-    binds = [row[2:] for row in table(calculator, "limits")]
+    binds = [row[2:] for row in table(calculator, ".limits")]
     assert binds == [["262,144", "yes"], ["131,072", "yes"], ["16", "no"]]
     type_in(calculator, axes=2)
-    assert table(calculator, "limits")[2][1:] == ["under 14.6 ways", "16", "no"]
+    assert table(calculator, ".limits")[2][1:] == ["under 14.6 ways", "16", "no"]
     expect(answer(calculator)).to_contain_text("would hold 38.4 GB, and has 16 GB")
     type_in(calculator, recipe="SGD")
     expect(answer(calculator)).to_contain_text("would hold 35.4 GB")
     type_in(calculator, chip="H100", axes=1)
     expect(answer(calculator)).to_contain_text("holds 35.4 GB of its 80 GB")
     type_in(calculator, fsdp=1, data=8, gathers="once")
-    assert table(calculator, "held")[3] == ["4 Kept gathered", "0"]
+    assert table(calculator, ".held")[3] == ["4 Kept gathered", "0"]
     type_in(calculator, data=1, model=1, fsdp=64)
-    assert table(calculator, "held")[3] == ["4 Kept gathered", "15,809,052,672"]
-    assert table(calculator, "kinds")[1][1] == "31,618,105,344"
+    assert table(calculator, ".held")[3] == ["4 Kept gathered", "15,809,052,672"]
+    assert table(calculator, ".kinds")[1][1] == "31,618,105,344"
     type_in(calculator, sequence=8192)
     weights = calculator.locator("#explorer .weights")
     expect(weights).to_contain_text("mixing are 22 % of the arithmetic")
@@ -420,8 +384,8 @@ def test_one_device_has_no_wires(calculator):
     type_in(calculator, devices=1, fsdp=1, tokens=2048, gated="no")
     expect(answer(calculator)).to_contain_text("The one device would hold")
     expect(answer(calculator)).to_contain_text("It sends 0 bytes in a step")
-    assert table(calculator, "times")[1] == ["wires", "0 s", "no limit"]
-    assert {row[3] for row in table(calculator, "limits")} == {"unused"}
+    assert table(calculator, ".times")[1] == ["wires", "0 s", "no limit"]
+    assert {row[3] for row in table(calculator, ".limits")} == {"unused"}
     label = "data 0 %, fsdp 0 %, model 0 %"
     bar = calculator.get_by_role("img", name="Of what a device sends")
     assert label in bar.get_attribute("aria-label")
@@ -433,7 +397,7 @@ def test_memory_can_bind(calculator):
     expect(answer(calculator)).to_contain_text("where memory binds")
     expect(answer(calculator)).to_contain_text("ms at worst")
     type_in(calculator, recipe="SGD", layers=1, width=8, hidden=8, vocabulary=8)
-    assert table(calculator, "times")[0][1].endswith(" µs")
+    assert table(calculator, ".times")[0][1].endswith(" µs")
 
 
 def test_models_to_try_by_keyboard(calculator, chapter):
@@ -463,7 +427,7 @@ def test_chips_are_chosen_by_keyboard(calculator, chapter):
     calculator.keyboard.press("ArrowDown")
     assert state(calculator)["chip"] == "TPU v5p"
     expect(answer(calculator)).to_contain_text("of its 102 GB")
-    assert table(calculator, "held")[-1][1] == f"{95 * 2**30:,}"
+    assert table(calculator, ".held")[-1][1] == f"{95 * 2**30:,}"
 
 
 def test_address_carries_the_state(calculator, browser):
@@ -480,7 +444,7 @@ def test_address_carries_the_state(calculator, browser):
         assert state(other) == state(calculator)
         assert answer(other).inner_text() == answer(calculator).inner_text()
         for name in ("held", "kinds", "times", "limits"):
-            assert table(other, name) == table(calculator, name)
+            assert table(other, f".{name}") == table(calculator, f".{name}")
 
 
 def test_back_and_forward(calculator):
@@ -588,8 +552,8 @@ def test_links_of_the_page_lead_to_states(calculator):
     for address in [link.get_attribute("href") for link in links]:
         calculator.goto(calculator.url.partition("?")[0] + address)
         assert calculator.locator("#explorer [aria-invalid]").count() == 0, address
-        seconds = [in_seconds(row[1]) for row in table(calculator, "times")]
-        sent = int(table(calculator, "kinds")[-1][1].replace(",", ""))
+        seconds = [in_seconds(row[1]) for row in table(calculator, ".times")]
+        sent = int(table(calculator, ".kinds")[-1][1].replace(",", ""))
         pages.append((seconds, sent, answer(calculator).inner_text()))
     [few, many, replicas, small, *large, newer, both_axes, hand] = pages
     [four, two, four_later, two_later] = large

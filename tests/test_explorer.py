@@ -3,12 +3,12 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from math import prod
 
 import jax
 import numpy as np
 import pytest
+from form import state, table, type_in
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from pair import ROOT
 from playwright.sync_api import Browser, Page, expect
@@ -132,36 +132,8 @@ def test_spellings_of_one_case(browser, texts):
 
 
 @pytest.fixture
-def explorer(browser: Browser, site: str) -> Iterator[Page]:
-    """The page, which must not write an error to the console."""
-    errors = []
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on(
-            "console",
-            lambda note: errors.append(note.text) if note.type == "error" else None,
-        )
-        page.goto(site + "book/explorer.html")
-        yield page
-    assert not errors, errors
-
-
-def state(page: Page) -> dict[str, str]:
-    return {
-        name: page.locator(f"#explorer [name={name}]").input_value()
-        for name in ("shape", "dtype", "mesh", "spec")
-    }
-
-
-def table(page: Page) -> list[list[str]]:
-    rows = page.locator("#explorer tbody tr").all()
-    return [row.locator("th, td").all_inner_texts() for row in rows]
-
-
-def type_in(page: Page, **texts: str) -> None:
-    for name, text in texts.items():
-        page.locator(f"#explorer [name={name}]").fill(text)
+def explorer(quiet_page) -> Page:
+    return quiet_page("book/explorer.html")
 
 
 def test_table_sentence_and_code_follow_what_is_typed(explorer):

@@ -14,6 +14,7 @@ import jax
 import nbformat
 import numpy as np
 import pytest
+from form import answer, state, table, type_in
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from pair import ROOT
@@ -302,44 +303,8 @@ def test_state_is_what_optax_keeps():
 
 
 @pytest.fixture
-def explorer(browser: Browser, site: str) -> Iterator[Page]:
-    """The page, which must not write an error to the console."""
-    errors = []
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on(
-            "console",
-            lambda note: errors.append(note.text) if note.type == "error" else None,
-        )
-        page.goto(site + "book/layouts.html")
-        yield page
-    assert not errors, errors
-
-
-def state(page: Page) -> dict[str, str]:
-    """What the fields hold."""
-    return {
-        name: page.locator(f"#explorer [name={name}]").input_value() for name in FIRST
-    }
-
-
-def type_in(page: Page, **values: object) -> None:
-    for name, value in values.items():
-        field = page.locator(f"#explorer [name={name}]")
-        if name in ("cut", "bytes"):
-            field.select_option(str(value))
-        else:
-            field.fill(str(value))
-
-
-def table(page: Page, name: str) -> list[list[str]]:
-    rows = page.locator(f"#explorer .{name} tr").all()
-    return [row.locator("th, td").all_inner_texts() for row in rows]
-
-
-def answer(page: Page):
-    return page.locator("#explorer .answer")
+def explorer(quiet_page) -> Page:
+    return quiet_page("book/layouts.html")
 
 
 def test_first_state_is_the_cheapest_of_the_chapter(explorer):
@@ -349,9 +314,9 @@ def test_first_state_is_the_cheapest_of_the_chapter(explorer):
     expect(answer(explorer)).to_contain_text(
         "29 settings of 8 devices, none sends less"
     )
-    assert table(explorer, "kinds")[0] == ["1 gradients", "226,240", "56 %"]
-    assert table(explorer, "kinds")[6] == ["All", "406,474", "100 %"]
-    assert table(explorer, "state")[3:] == [
+    assert table(explorer, ".kinds")[0] == ["1 gradients", "226,240", "56 %"]
+    assert table(explorer, ".kinds")[6] == ["All", "406,474", "100 %"]
+    assert table(explorer, ".state")[3:] == [
         ["State, the sum", "855,040"],
         ["Its part of the batch", "2,048"],
     ]
@@ -369,7 +334,7 @@ def test_answer_follows_what_is_typed(explorer):
         explorer, pipe=1, data=1, tensor=8, microbatches=1, cut="yes", vocabulary=96
     )
     wqkv = ["wqkv", 'P("pipe", "data", None, "tensor")', "(4, 64, 3, 64)"]
-    assert table(explorer, "leaves")[2] == [*wqkv, "(4, 64, 3, 8)", "24,576"]
+    assert table(explorer, ".leaves")[2] == [*wqkv, "(4, 64, 3, 8)", "24,576"]
     type_in(explorer, vocabulary=64, cut="no")
     sent = LEDGER["tensor 8"][0]
     expect(answer(explorer)).to_contain_text(f"sends {sent:,} bytes (4.14 MB)")
@@ -385,7 +350,7 @@ def test_ranking_is_taken_by_mouse_and_by_keyboard(explorer):
     def row(number: int):
         return explorer.locator("#explorer .ranking tr").nth(number)
 
-    before = [cells[:3] for cells in table(explorer, "ranking")]
+    before = [cells[:3] for cells in table(explorer, ".ranking")]
     assert before[1][1] == "pipe 4, seq 2, 16 microbatches"
     row(1).locator("td").last.click()
     taken = {"pipe": "4", "data": "1", "seq": "2", "microbatches": "16"}
@@ -407,7 +372,7 @@ def test_ranking_is_taken_by_mouse_and_by_keyboard(explorer):
 
 def test_own_setting_stands_behind_the_cheapest_five(explorer):
     type_in(explorer, pipe=1, data=1, tensor=8, microbatches=1)
-    ranks = [int(cells[0]) for cells in table(explorer, "ranking")]
+    ranks = [int(cells[0]) for cells in table(explorer, ".ranking")]
     assert ranks[:5] == [1, 2, 3, 4, 5] and len(ranks) == 6 and ranks[5] > 20
     own = explorer.locator("#explorer .ranking tr[aria-current]")
     expect(own.locator("th")).to_have_text("tensor 8")
@@ -418,7 +383,7 @@ def test_room_limits_the_ranking(explorer):
     expect(answer(explorer)).to_contain_text(
         "Its state does not fit. The cheapest that"
     )
-    assert all(" kB" in cells[3] for cells in table(explorer, "ranking"))
+    assert all(" kB" in cells[3] for cells in table(explorer, ".ranking"))
     assert not explorer.locator("#explorer .ranking tr[aria-current]").count()
     type_in(explorer, room="0.000001")
     expect(answer(explorer)).to_contain_text("No setting of these devices does.")
@@ -447,7 +412,7 @@ def test_address_carries_the_state(explorer, browser):
         other.goto(explorer.url)
         assert state(other) == state(explorer)
         assert answer(other).inner_text() == answer(explorer).inner_text()
-        assert table(other, "ranking") == table(explorer, "ranking")
+        assert table(other, ".ranking") == table(explorer, ".ranking")
 
 
 def test_back_and_forward(explorer):
@@ -536,7 +501,7 @@ def test_links_of_the_page_lead_to_states(explorer):
     for address in [link.get_attribute("href") for link in links]:
         explorer.goto(explorer.url.partition("?")[0] + address)
         assert explorer.locator("#explorer [aria-invalid]").count() == 0, address
-        sent[address] = int(table(explorer, "kinds")[-1][1].replace(",", ""))
+        sent[address] = int(table(explorer, ".kinds")[-1][1].replace(",", ""))
     assert len(sent) == 10
     [small, large, cut, spread, narrow, wide_tensor, wide_data, *seqs, hand] = [
         *sent.values()

@@ -2,7 +2,8 @@
 
 A Sphinx extension. Formulas become MathML, which browsers draw by themselves. Figures
 follow the reader's choice of light or dark. Callouts get a class that book.css knows,
-and folds say what they hold. What no page asks for is not published.
+and folds say what they hold. Printed sentences may wrap. What no page asks for is not
+published.
 """
 
 import datetime
@@ -35,6 +36,31 @@ FOLDS = {"check": "check", "solution": "answer", "shared-setup": "setup"}
 to_mathml = LatexToMathML().convert_with_local_state
 
 
+def newest(path):
+    """When a file, or what lies in a folder, was last written, in microseconds."""
+    files = [path, *path.rglob("*")]
+    return max(file.stat().st_mtime_ns for file in files) // 1000
+
+
+def read_again(app, env, added, changed, removed):
+    """Make the state of the build anew when anything of the site has changed."""
+    parts = [Path(app.srcdir, part) for part in ("_config.yml", "book", "launch")]
+    made = env.all_docs.get("book/status", 0)
+    is_older = max(newest(part) for part in parts) > made
+    app.something_changed = bool(added | changed | removed) or is_older
+    return ["book/status"] if app.something_changed and made else []
+
+
+def write_again(app, env):
+    """Write all pages when one has changed, for each has a part in the map of the site;
+    and leave none whose source is gone."""
+    if app.something_changed and app.builder.format == "html":
+        for path in Path(app.outdir).rglob("*.html"):
+            path.unlink()
+        return sorted(env.found_docs)
+    return []
+
+
 def inline_formula(translator, node):
     translator.body.append(to_mathml(node.astext(), displaystyle=False))
     raise nodes.SkipNode
@@ -64,6 +90,14 @@ def name_folds(app, doctree):
             what = content(cell)
             cell["prompt_show"] = f"Show the {what}"
             cell["prompt_hide"] = f"Hide the {what}"
+
+
+def let_outputs_run(app, doctree):
+    """Mark printed text without columns or indents: it may wrap and loses nothing."""
+    for output in doctree.findall(nodes.literal_block):
+        if {"output", "stream"} <= set(output["classes"]):
+            if not re.search(r"^ |  |[│─]", output.astext(), re.MULTILINE):
+                output["classes"].append("running")
 
 
 def content(cell):
@@ -116,7 +150,7 @@ def describe_build(app, config):
         f"[one PDF]({config.html_baseurl}parallel-jax.pdf)"
     )
     config.myst_substitutions["build"] = (
-        f"{chapters} chapters, executed and checked with JAX {jax}, built on {today}"
+        f"{chapters} chapters, executed and checked with JAX {jax}"
     )
 
 
@@ -179,10 +213,13 @@ def setup(app):
         "mathml", (inline_formula, None), (displayed_formula, None)
     )
     app.connect("config-inited", describe_build)
+    app.connect("env-get-outdated", read_again)
+    app.connect("env-updated", write_again)
     app.connect("doctree-read", mark_callouts)
     app.connect("doctree-read", name_folds)
+    app.connect("doctree-read", let_outputs_run)
     app.connect("html-page-context", call_folds_by_their_text)
     app.connect("html-page-context", let_drawings_scroll)
     app.connect("html-page-context", write_code_plainly)
     app.connect("build-finished", publish_lightly)
-    return {"parallel_read_safe": True, "env_version": 3}
+    return {"parallel_read_safe": True, "env_version": 4}

@@ -182,7 +182,7 @@
 
     const alone = times(at);
     const spans = { ...alone, "at best: the longest": leastSeconds(alone),
-      "at worst: the sum": mostSeconds(alone) };
+      "at worst: wires not hidden": mostSeconds(alone) };
     part("times").innerHTML = Object.entries(spans).map(([name, span]) =>
       row(name, seconds(span), span ? three(at.tokens / span) : "no limit")).join("");
     part("limits").innerHTML = Object.entries(limits(at)).map(([axis, one]) =>
