@@ -21,7 +21,7 @@ import optax
 from flax import jax_utils
 from flax import linen as nn
 from jax.stages import Compiled
-from measured import record
+from measured import code_digests, record
 from pair import ROOT
 
 P, Auto = jax.P, jax.sharding.AxisType.Auto
@@ -272,6 +272,8 @@ def main() -> None:
     machine = dict(cores=os.cpu_count(), load=round(os.getloadavg()[0], 1))
     ends = {program.chapter: program.until for program in PROGRAMS}
     chapters = {number: chapter(number, until) for number, until in ends.items()}
+    digests = code_digests().items()
+    used = {name: code for name, code in digests if int(name[:2]) in ends}
     wide, c = wide_mlp(), chapters[6]
     stack, placed = (c.copies, c.x8, c.y8), (c.copied, c.xs, c.ys)
     six = c.step_one.__wrapped__, c.step_pmap, stack, c.step_shard, placed
@@ -286,7 +288,7 @@ def main() -> None:
     for row in (sent := wire(chapters, wide)):
         print("{chapter:>2} {program:20}{counted:12,}{bound:12,}".format(**row))
     if "--record" in sys.argv:
-        machine |= dict(jax=jax.__version__, rounds=ROUNDS)
+        machine |= dict(jax=jax.__version__, rounds=ROUNDS, code=used)
         record("bench", machine | dict(ratios=ratios, bytes=sent))
 
 

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from measured import record
+from measured import record, text_digest
 from pair import ROOT
 
 LAUNCH = ROOT / "launch"
@@ -625,11 +625,9 @@ def work(folder: Path) -> None:
             f" {row['seconds']:16.1f}  {row['loss']:.6f}"
         )
     if "--record" in sys.argv:
-        commit = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-        found = {"commit": ask(folder, *commit), **versions, "runs": rows}
-        record(
-            "launchers", found | {"seconds to end when one is killed": round(survived)}
-        )
+        script = text_digest(ROOT / "launch/train.py")
+        killed_after = {"seconds to end when one is killed": round(survived)}
+        record("launchers", {**versions, "script": script, "runs": rows} | killed_after)
 
 
 def main() -> int:

@@ -1,27 +1,40 @@
 """The table of legs and chapters from real runs: what passed, and in how many seconds.
 
 A session that runs the chapters first notes its versions, as `legs.py FILE.json`, and
-leaves pytest's report beside them; `nox -s legs` joins what it finds.
+leaves pytest's report beside them; `nox -s legs` joins what it finds to what is kept.
 """
 
-import datetime
 import json
 import platform
 import sys
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from measured import ROOT, circumstances, code_digests
+
 REPORTS = ROOT / "_build/legs"
+KEPT = ROOT / "book/measured/legs.json"
+PACKAGES = (
+    "jax jaxlib flax optax orbax-checkpoint grain numpy scipy matplotlib ipython"
+    " ipykernel nbclient"
+).split()
+
+
+def installed(name: str) -> str:
+    """The version of a package, or "-" where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "-"
 
 
 def note_versions(file: Path) -> None:
-    found = {name: version(name) for name in ("jax", "flax", "numpy")}
-    python = {"Python": platform.python_version()}
-    date = {"recorded": f"{datetime.date.today()}"}
+    """Write down what a session is about to run, and with what."""
+    about = circumstances() | {"Python": platform.python_version()}
+    about |= {name: installed(name) for name in PACKAGES}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(date | python | found))
+    file.write_text(json.dumps(about | {"code": code_digests()}))
 
 
 def chapters(report: Path) -> dict[str, float | str]:
@@ -39,8 +52,9 @@ def chapters(report: Path) -> dict[str, float | str]:
 
 
 def join() -> dict[str, dict]:
-    """All legs that have run to their end on this machine."""
-    found = {}
+    """All legs: those that have run to their end on this machine since, and the
+    others as they were kept."""
+    found = json.loads(KEPT.read_text())
     for report in sorted(REPORTS.glob("*.xml")):
         about = json.loads(report.with_suffix(".json").read_text())
         found[report.stem] = about | {"chapters": chapters(report)}
@@ -51,5 +65,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         note_versions(Path(sys.argv[1]))
     else:
-        table = json.dumps(join(), indent=1)
-        (ROOT / "book/measured/legs.json").write_text(table + "\n")
+        KEPT.write_text(json.dumps(join(), indent=1) + "\n")

@@ -14,7 +14,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from measured import record
+from measured import code_digests, record
 from pair import ROOT
 
 WORKERS = 2
@@ -38,7 +38,7 @@ def run_once(path: Path) -> tuple[str, float, int, str]:
 def main(rounds: int, keep: bool) -> int:
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
     seconds, memory, failures = defaultdict(list), defaultdict(int), []
-    dice = random.Random()
+    dice, code = random.Random(), code_digests()
     load = os.getloadavg()[0]
     for number in range(rounds):
         order = dice.sample(paths, len(paths))
@@ -60,6 +60,7 @@ def main(rounds: int, keep: bool) -> int:
     print(f"{rounds * len(paths)} runs, {len(failures)} failed")
     if keep:
         about = {"rounds": rounds, "failed": len(failures), "load at start": load}
+        about |= {"code": code}
         record("repeat", about | {"chapters": table})
     return bool(failures or heavy)
 
