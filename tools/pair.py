@@ -24,6 +24,10 @@ CELL = re.compile(
     re.MULTILINE,
 )
 KEPT = ("accelerator", "colab", "kernelspec")
+FOLDED = {  # what JupyterLab folds away, as the site and Colab do
+    "hide-input": {"source_hidden": True},
+    "hide-cell": {"source_hidden": True, "outputs_hidden": True},
+}
 
 
 def head_links(root: Path, slug: str) -> str:
@@ -79,6 +83,9 @@ def twin(source: str) -> NotebookNode:
     metadata["language_info"] = {"name": "python"}
     for cell, cell_id in zip(read.cells, cell_ids(read.cells), strict=True):
         cell.id = cell_id
+        for tag in cell.metadata.get("tags", []):
+            if tag in FOLDED:
+                cell.metadata["jupyter"] = FOLDED[tag]
     return NotebookNode(
         cells=read.cells, metadata=metadata, nbformat=4, nbformat_minor=5
     )
@@ -104,6 +111,12 @@ def hand_edits(notebook: NotebookNode, source: NotebookNode) -> list[int]:
     ]
 
 
+def write(path: Path, text: str) -> None:
+    """Leave a file alone that has this text already: the build goes by its time."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 def pair(root: Path = ROOT) -> list[str]:
     """Bring every notebook up to its source; return what stood in the way."""
     problems = []
@@ -117,7 +130,7 @@ def pair(root: Path = ROOT) -> list[str]:
     sources += sorted((root / "notebooks").glob("*.md"))
     for path in sources:
         try:
-            path.write_text(fill(root, path.read_text()))
+            write(path, fill(root, path.read_text()))
         except FileNotFoundError as error:
             name = Path(error.filename).stem
             problems.append(
@@ -142,8 +155,8 @@ def pair(root: Path = ROOT) -> list[str]:
                     f" {notebook.name} and run this again"
                 )
                 continue
-        path.write_text(text)
-        notebook.write_text(nbformat.writes(new) + "\n")
+        write(path, text)
+        write(notebook, nbformat.writes(new) + "\n")
     return problems
 
 
