@@ -25,13 +25,6 @@ PATIENCE = {
     "XLA_FLAGS": "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
     " --xla_cpu_collective_call_terminate_timeout_seconds=300"
 }
-# What a page compiles in one session need not be compiled in the next. Each page has a
-# folder of its own in there: two processes that write one file would spoil it.
-COMPILED = {
-    "KEEP_COMPILED_IN": str(Path(__file__).parent / "_build/compiled"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
 HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
 SELF_TESTS = [
@@ -43,6 +36,7 @@ SELF_TESTS = [
         "counting",
         "mutants",
         "measured",
+        "execute",
         "bench",
         "hosts",
         "since",
@@ -79,16 +73,15 @@ def install_lock(session: nox.Session, *more: str) -> None:
 
 def build(session: nox.Session, *options: str) -> None:
     install_lock(session)
-    session.run("pytest", "-q", *HOUSE_RULES)
+    session.run("pytest", "-q", "-n2", *HOUSE_RULES)
     fresh = "--all" in options
     if not fresh:
-        session.run("python", "tools/execute.py", env=PATIENCE | COMPILED)
+        session.run("python", "tools/execute.py", env=PATIENCE)
     strict = ["--warningiserror", "--nitpick", "--keep-going"]
     session.run("jupyter-book", "build", ".", *strict, *options, env=PATIENCE)
     # A page taken from the cache offers its notebook without outputs.
-    session.run(
-        "pytest", "-q", "tests/test_site.py", *([] if fresh else ["-k not download"])
-    )
+    wanted = [] if fresh else ["-k not download"]
+    session.run("pytest", "-q", "-n2", "tests/test_site.py", *wanted)
 
 
 @nox.session
@@ -97,22 +90,24 @@ def book(session: nox.Session) -> None:
     build(session, *session.posargs)
 
 
-def run_chapters(session: nox.Session, *also: str, env: dict | None = None) -> None:
+def run_chapters(session: nox.Session, *also: str) -> None:
     """Run the tests named in also and every chapter, and leave a report for `legs`."""
     if session.posargs:
-        session.run("pytest", *session.posargs, env=env)
+        session.run("pytest", *session.posargs)
         return
     leg = f"_build/legs/{session.name}"
     session.run("python", "tools/legs.py", f"{leg}.json")
-    env = COMPILED | (env or {})
-    session.run("pytest", *also, *EXECUTE, f"--junitxml={leg}.xml", env=env)
+    session.run("pytest", *also, *EXECUTE, f"--junitxml={leg}.xml")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Check the house rules and run every chapter from top to bottom."""
+    """Check the house rules and the tools, and run what `book` has not run already."""
     install_lock(session)
-    run_chapters(session, *HOUSE_RULES, *SELF_TESTS, env=PATIENCE)
+    wanted = session.posargs or ["-n2", *HOUSE_RULES, *SELF_TESTS]
+    session.run("pytest", *wanted, env=PATIENCE)
+    if not session.posargs:
+        session.run("python", "tools/execute.py", env=PATIENCE)
 
 
 @nox.session(python=where_present("3.13"))

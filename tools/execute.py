@@ -1,11 +1,15 @@
-"""Run the pages that have changed, several at a time, into the cache of the build.
+"""Run the pages that have changed, several at a time, and keep what comes out of them.
 
-`nox -s book` does this before it renders: the builder itself runs one page at a time,
-and looks at a page's own code only. Here a page is also run again when a file has
-changed that it names under `reads` at its head, or the lock of all packages.
+`nox -s book` does this before it renders, and `nox -s tests` instead of running every
+chapter again: whichever comes first does the work for both. The builder itself runs one
+page at a time, and looks at a page's own code only. Here a page is also run again when
+a file has changed that it names under `reads` at its head, the lock of all packages, or
+Python.
 """
 
+import json
 import os
+import platform
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from glob import glob
@@ -15,66 +19,90 @@ import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from jupyter_cache.executors.utils import ExecutionResult, single_nb_execution
+from legs import REPORTS, versions
 from measured import ROOT, earlier, text_digest
 from myst_nb.core.read import myst_nb_reader_plugin
+from nbformat import NotebookNode
 
 CACHE = ROOT / "_build/.jupyter_cache"
 LIMIT = yaml.safe_load((ROOT / "_config.yml").read_text())["execute"]["timeout"]
+AT_ONCE = os.cpu_count() + 1  # some pages do little but wait for their processes
 
 
 def pages() -> list[Path]:
-    """The pages with code, but the one that each build runs; the longest first."""
+    """The pages with code, but the one that each build runs; those that may take
+    longest first."""
     seconds = earlier("legs")["tests"]["chapters"]
-    found = [*(ROOT / "notebooks").glob("*.md"), *(ROOT / "book").glob("*.md")]
+    found = [*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.md")]
     texts = {path: path.read_text() for path in found}
     found = [path for path, text in texts.items() if "{code-cell}" in text]
     found = [path for path in found if "execution_mode: force" not in texts[path]]
-    return sorted(found, key=lambda path: -seconds.get(path.stem, 30))
+    return sorted(found, key=lambda path: -seconds.get(path.stem, LIMIT))
 
 
 def run(path: Path) -> ExecutionResult:
-    """Run all cells of a page in its folder, with a compilation cache of its own."""
-    if folder := os.environ.get("KEEP_COMPILED_IN"):
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder, path.stem))
+    """Run all cells of a page in its folder."""
     notebook = myst_nb_reader_plugin(str(path))
     return single_nb_execution(notebook, str(path.parent), LIMIT, allow_errors=False)
 
 
+def complaints(notebook: NotebookNode) -> str:
+    """What a page wrote to stderr, which the builder would not take."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    return "".join(out.text for out in outputs if out.get("name") == "stderr")
+
+
 def inputs(path: Path) -> str:
-    """The digests of the files that a page reads, and of the lock."""
+    """Python's version, and digests of the lock and of the files that a page reads."""
     head = next(yaml.safe_load_all(path.read_text()))
     files = [ROOT / "requirements.lock"]
     for pattern in head.get("reads", []):
         files += sorted(map(Path, glob(str(path.parent / pattern))))
-    return " ".join(map(text_digest, files))
+    return " ".join([platform.python_version(), *map(text_digest, files)])
 
 
-def is_kept(cache, path: Path) -> bool:
-    """Whether the cache has what comes out of a page and its inputs as they stand."""
+def kept(cache, path: Path) -> float | None:
+    """The seconds that a page took, if the cache has it with its inputs of today."""
     try:
         record = cache.match_cache_notebook(myst_nb_reader_plugin(str(path)))
     except KeyError:
-        return False
-    return record.data.get("inputs") == inputs(path)
+        return None
+    return (
+        record.data["execution_seconds"]
+        if record.data.get("inputs") == inputs(path)
+        else None
+    )
 
 
 def main() -> str | None:
     """Run what the cache does not have; name the pages that fail."""
     cache = get_cache(CACHE)
-    wanted = [path for path in pages() if not is_kept(cache, path)]
+    seconds = {path: kept(cache, path) for path in pages()}
+    wanted = [path for path, took in seconds.items() if took is None]
     failed = []
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(AT_ONCE) as pool:
         for path, result in zip(wanted, pool.map(run, wanted)):
-            if result.err:
-                print(f"{path}\n{result.exc_string}")
+            if problem := result.exc_string or complaints(result.nb):
+                print(f"{path}\n{problem}", flush=True)
                 failed.append(path.name)
                 continue
             print(f"{path.stem}: {result.time:.1f} s", flush=True)
+            seconds[path] = result.time
             path.touch()  # so that the builder reads it again
             data = {"execution_seconds": result.time, "inputs": inputs(path)}
             bundle = CacheBundleIn(result.nb, str(path), data=data)
             cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-    return f"failed: {', '.join(failed)}" if failed else None
+    if failed:
+        return f"failed: {', '.join(failed)}"
+    print(f"All {len(seconds)} pages hold; {len(wanted)} of them were run now.")
+    chapters = {
+        p.stem: round(s, 1) for p, s in seconds.items() if p.parent.stem == "notebooks"
+    }
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    leg = versions() | {"chapters": dict(sorted(chapters.items()))}
+    (REPORTS / "tests.json").write_text(json.dumps(leg))
+    return None
 
 
 if __name__ == "__main__":

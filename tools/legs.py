@@ -1,7 +1,8 @@
 """The table of legs and chapters from real runs: what passed, and in how many seconds.
 
-A session that runs the chapters first notes its versions, as `legs.py FILE.json`, and
-leaves pytest's report beside them; `nox -s legs` joins what it finds to what is kept.
+A session that runs the chapters by pytest first notes its versions, as `legs.py
+FILE.json`, and leaves pytest's report beside them; `execute.py` writes both into one
+file. `nox -s legs` joins what it finds to what is kept.
 """
 
 import json
@@ -29,12 +30,17 @@ def installed(name: str) -> str:
         return "-"
 
 
-def note_versions(file: Path) -> None:
-    """Write down what a session is about to run, and with what."""
+def versions() -> dict:
+    """What a session runs, and with what."""
     about = circumstances() | {"Python": platform.python_version()}
     about |= {name: installed(name) for name in PACKAGES}
+    return about | {"code": code_digests()}
+
+
+def note_versions(file: Path) -> None:
+    """Write down what a session is about to run, and with what."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(about | {"code": code_digests()}))
+    file.write_text(json.dumps(versions()))
 
 
 def chapters(report: Path) -> dict[str, float | str]:
@@ -55,9 +61,13 @@ def join() -> dict[str, dict]:
     """All legs: those that have run to their end on this machine since, and the
     others as they were kept."""
     found = json.loads(KEPT.read_text())
-    for report in sorted(REPORTS.glob("*.xml")):
-        about = json.loads(report.with_suffix(".json").read_text())
-        found[report.stem] = about | {"chapters": chapters(report)}
+    for about in sorted(REPORTS.glob("*.json")):
+        leg = json.loads(about.read_text())
+        report = about.with_suffix(".xml")
+        if "chapters" not in leg and report.exists():
+            leg["chapters"] = chapters(report)
+        if "chapters" in leg:
+            found[about.stem] = leg
     return found
 
 
