@@ -26,7 +26,13 @@ svg { fill: #ced6dd }
 [style*="fill: #000000"] { fill: #ced6dd !important }
 [style*="stroke: #000000"] { stroke: #ced6dd !important }
 }</style></svg>"""
-UNUSED = ["scripts/fontawesome.js", "vendor", "webpack-macros.html"]
+UNUSED = [
+    "scripts/fontawesome.js",
+    "vendor",
+    "webpack-macros.html",
+    "searchtools.js",
+    "language_data.js",
+]
 MISSING = """<h1>There is no page here</h1>
 <p>The address may be old or mistyped. <a href="{0}book/index.html">The first page</a>
 has a map of all chapters. <a href="{0}search.html">The search</a> knows every page, and

@@ -1,0 +1,69 @@
+"""Write what the search page reads: every section's address, titles and text.
+
+A Sphinx extension. The text is that of paragraphs, code and printed results; folded code
+is left out. Sphinx's own index, which knows pages only, is not made.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+from docutils import nodes
+
+UNREAD = nodes.section | nodes.title | nodes.raw | nodes.comment | nodes.Text
+FOLDED = {"tag_hide-input", "tag_hide-cell", "tag_remove-input"}
+
+
+def parts(node):
+    """What is below a node, less other sections, the code of folded cells, pictures."""
+    folded = FOLDED & set(node.get("classes", ()))
+    for child in node.children:
+        is_code = child.get("nb_element") == "cell_code_source"
+        kind = child.get("mime_type", "text/plain")
+        if not isinstance(child, UNREAD) and not (folded and is_code):
+            if kind in ("text/plain", "text/markdown"):
+                yield child
+
+
+def lines(node):
+    """The text in a node, a line for each paragraph, row of a table or line of code."""
+    for child in parts(node):
+        if isinstance(child, nodes.row):
+            yield " | ".join(entry.astext() for entry in child)
+        elif isinstance(child, nodes.literal_block) and "running" not in child["classes"]:
+            yield from child.astext().splitlines()
+        elif isinstance(child, nodes.TextElement):
+            yield " ".join(child.astext().split())
+        else:
+            yield from lines(child)
+
+
+def sections(doctree):
+    """The anchor, the title and the text of each section of a page."""
+    for section in doctree.findall(nodes.section):
+        text = "\n".join(line.strip() for line in lines(section) if line.strip())
+        yield section["ids"][0], section[0].astext(), text
+
+
+def write_sections(app, error):
+    """Pack the sections of all pages, whether they were read again or not."""
+    if error or app.builder.format != "html":
+        return
+    pages = {
+        f"{name}.html": [*sections(app.env.get_doctree(name))]
+        for name in sorted(app.env.found_docs)
+    }
+    packed = gzip.compress(json.dumps(pages, ensure_ascii=False).encode(), mtime=0)
+    Path(app.outdir, "sections.bin").write_bytes(packed)  # .gz is unpacked by some hosts
+
+
+def replace_search(app):
+    """Make the search page, and not the index that it would have."""
+    app.builder.search = False
+    app.config.html_additional_pages["search"] = "search.html"
+
+
+def setup(app):
+    app.connect("builder-inited", replace_search)
+    app.connect("build-finished", write_sections)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
