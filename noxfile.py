@@ -54,6 +54,7 @@ WORKFLOW_TESTS = [
 ]
 IN_BROWSER = [
     "tests/test_browser.py",
+    "tests/test_search.py",
     "tests/test_explorer.py",
     "tests/test_layouts.py",
     "tests/test_calculator.py",

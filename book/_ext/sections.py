@@ -1,7 +1,7 @@
 """Write what the search page reads: every section's address, titles and text.
 
-A Sphinx extension. The text is that of paragraphs, code and printed results; folded code
-is left out. Sphinx's own index, which knows pages only, is not made.
+A Sphinx extension. The text is that of paragraphs, code and printed results; folded
+code is left out. Sphinx's own index, which knows pages only, is not made.
 """
 
 import gzip
@@ -18,11 +18,14 @@ def parts(node):
     """What is below a node, less other sections, the code of folded cells, pictures."""
     folded = FOLDED & set(node.get("classes", ()))
     for child in node.children:
-        is_code = child.get("nb_element") == "cell_code_source"
-        kind = child.get("mime_type", "text/plain")
-        if not isinstance(child, UNREAD) and not (folded and is_code):
-            if kind in ("text/plain", "text/markdown"):
-                yield child
+        if isinstance(child, UNREAD):
+            continue
+        if folded and child.get("nb_element") == "cell_code_source":
+            continue
+        kind = child.get("mime_type")
+        names_an_object = kind == "text/plain" and child.astext().startswith("<")
+        if kind in (None, "text/plain", "text/markdown") and not names_an_object:
+            yield child
 
 
 def lines(node):
@@ -30,7 +33,9 @@ def lines(node):
     for child in parts(node):
         if isinstance(child, nodes.row):
             yield " | ".join(entry.astext() for entry in child)
-        elif isinstance(child, nodes.literal_block) and "running" not in child["classes"]:
+        elif (
+            isinstance(child, nodes.literal_block) and "running" not in child["classes"]
+        ):
             yield from child.astext().splitlines()
         elif isinstance(child, nodes.TextElement):
             yield " ".join(child.astext().split())
@@ -54,7 +59,9 @@ def write_sections(app, error):
         for name in sorted(app.env.found_docs)
     }
     packed = gzip.compress(json.dumps(pages, ensure_ascii=False).encode(), mtime=0)
-    Path(app.outdir, "sections.bin").write_bytes(packed)  # .gz is unpacked by some hosts
+    Path(app.outdir, "sections.bin").write_bytes(
+        packed
+    )  # .gz is unpacked by some hosts
 
 
 def replace_search(app):

@@ -22,7 +22,7 @@ const Search = (() => {
   const PARTS = /(?=\b[\w.]*(?:Error|Exception|Warning)\b:)|(?=Traceback \(most)|(?=\bFile\b ["/~\w.<])/;
   const MESSAGE = /^[\w.]*(?:Error|Exception|Warning)\b/;
   const PLAIN = new Set(("a about after all also am an and any are as at be been being but by can could did do does doing for "
-    + "from get got had has have he how i if in into is it its just like may me more most my no not of on or our please "
+    + "from get got had has have he how i if in into is it its just like may me more most my no not of on or our please see "
     + "should so some someone such than that the their them then there these they this those though to too try trying until "
     + "up us use used using very want was way we were what when where which while who why will with within without would you "
     + "your").split(" "));
@@ -105,7 +105,7 @@ const Search = (() => {
       heading += rarity(word);
       shared += (weights.get(word) ?? 0) * rarity(word);
     }
-    return lower * (total + HEADING * shared ** 2 / heading);
+    return lower * total + HEADING * shared ** 2 / heading;
   }
 
   /* The pages for a query, best first, each as its best sections. */
@@ -125,7 +125,7 @@ const Search = (() => {
   /* The sentence or line of a passage that says most of what a query asks, in pieces: [text, whether it matched]. */
   function quote({ rarity }, weights, passage) {
     const worth = (text) => [...new Set(stemsIn(text))].reduce((sum, word) => sum + (weights.get(word) ?? 0) * rarity(word), 0);
-    const sentences = passage.split(/\n|(?<=[.!?:;])\s+(?=\S)/);
+    const sentences = passage.split(/\n|(?<=[.!?])\s+(?=[\p{Lu}"'“‘`(])/u);
     const best = sentences.reduce((a, b) => (worth(b) > worth(a) ? b : a));
     return best.split(/([\p{L}\p{N}_]+)/u).map((piece) => [piece, stems(piece).some(([word]) => weights.has(word))]);
   }
@@ -184,5 +184,5 @@ const Search = (() => {
       waiting = setTimeout(answer, 150);
     });
   }
-  return { weigh, index, rank, quote, connect };
+  return { load, rank, connect };
 })();
