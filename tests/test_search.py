@@ -44,8 +44,8 @@ NOISE = {
     "shapes": "{} float32[128,4096] bf16[8@data,16] i32[]{{V:i}} key<fry>[2]",
     "versions": "jax 0.12.3 jaxlib 0.12.3 Python 3.12.1: {}",
     "links": "{} See https://docs.jax.dev/en/latest/201/shard-map.html#scan-vma",
-    "notes": "For simplicity, JAX has removed its internal frames from the traceback of "
-    "the following exception. Set JAX_TRACEBACK_FILTERING=off to include these. {}",
+    "notes": "For simplicity, JAX has removed its internal frames from the traceback "
+    "of the following exception. Set JAX_TRACEBACK_FILTERING=off to include these. {}",
 }
 
 

@@ -44,10 +44,11 @@ def lines(node):
 
 
 def sections(doctree):
-    """The anchor, the title and the text of each section of a page."""
+    """The anchor, the title and the passages, of ten lines each, of every section."""
     for section in doctree.findall(nodes.section):
-        text = "\n".join(line.strip() for line in lines(section) if line.strip())
-        yield section["ids"][0], section[0].astext(), text
+        text = [line.strip() for line in lines(section) if line.strip()]
+        passages = ["\n".join(text[i : i + 10]) for i in range(0, len(text) or 1, 10)]
+        yield section["ids"][0], section[0].astext(), passages
 
 
 def write_sections(app, error):

@@ -1,7 +1,7 @@
 /* The search page. It takes words, or a traceback as it was printed: what belongs to one
    run of a program is dropped, its message counts most, and pages are ranked by the best
-   passage that they have (BM25, with the words of headings besides). Only Search.connect
-   needs a page. */
+   passage that they have, by BM25 and by what its headings share with the query. Only
+   Search.connect needs a page. */
 "use strict";
 const Search = (() => {
   const NOISE = [
@@ -9,42 +9,39 @@ const Search = (() => {
     /https?:\/\/\S+/g,
     /(?<![\w.)])(?:[A-Za-z]:|~|\.{1,2})?[\\/](?:[^\s"'(),:\\/]+[\\/])*[^\s"'(),:\\/]+/g, // /a/path
     /[\w.~+-]+(?:[\\/][\w.+-]+)*\.(?:py|ipynb|cc|cpp|h|so)\b/g, // a/path.py
-    /\bline \d+(?:, in [\w.<>]+)?|\bin <[^>]*>/g,
+    /\bline \d+(?:, in [\w.<>]+)?|\bin <[^>]*>|\b0x[0-9a-f]+|\bv?\d+(?:\.\w+){2,}/g, // places, versions
     /\b(?:[a-z]+\d*|key<fry>)\[[\d,@\w]*\](?:\{[^}]*\})?/g, // a shape
-    /\b0x[0-9a-f]+\b/gi,
-    /\bv?\d+\.\d+(?:\.\w+)*\b/g, // a version
-    /\b[EFIW]?\d{4}[- ]?\d\d[-:]\d\d[T ]?[\d:.,]*/g, // a time
-    /Traceback \(most recent call last\)|\[\.\.\. skipping [^\]]*\]/g,
-    /(?:During handling of the above|The above) exception[^:]*:?/g,
+    /Traceback \(most recent call last\)|\[\.\.\. skipping [^\]]*\]|The preceding stack trace[^.]*\./g,
     /For simplicity, JAX has removed[^.]*\.(?: Set JAX_TRACEBACK_FILTERING[^.]*\.)?/g,
-    /The preceding stack trace is the source[^.]*\./g,
+    /(?:During handling of the above|The above) exception[^:]*:?/g,
   ];
-  const PARTS = /(?=\b[\w.]*(?:Error|Exception|Warning)\b:)|(?=Traceback \(most)|(?=\bFile\b ["/~\w.<])/;
+  const PARTS = /(?=\b[\w.]*(?:Error|Exception|Warning)\b:)|(?=Traceback \()|(?=\bFile\b ["/~\w.<])/;
   const MESSAGE = /^[\w.]*(?:Error|Exception|Warning)\b/;
-  const PLAIN = new Set(("a about after all also am an and any are as at be been being but by can could did do does doing for "
-    + "from get got had has have he how i if in into is it its just like may me more most my no not of on or our please see "
-    + "should so some someone such than that the their them then there these they this those though to too try trying until "
-    + "up us use used using very want was way we were what when where which while who why will with within without would you "
-    + "your").split(" "));
+  const PLAIN = new Set(`a about after all also am an and any are as at be been being but by can could
+    did do does doing for from get got had has have he how i if in into is it its just like may me
+    more most my no not of on or our please see should so some someone such than that the their them
+    then there these they this those though to too try trying until up us use used using very want
+    was way we were what when where which while who why will with within without would you your`
+    .split(/\s+/));
   const ANNOUNCES = /^book\/(?:index|status|references|glossary|running)\.html/;
-  const OPENING = /^(?:What you will learn|Setup|Recap|Next)$/;
-  const [K1, B, PASSAGE] = [1.2, 0.5, 120]; // saturation, share of length; words
-  const [HEADING, NAME, PART, CONTEXT, OPENS, TELLS] = [1.5, 1.5, 0.25, 0.25, 0.8, 0.6];
-  const [PAGES, NEAR] = [10, 0.7];
+  const OPENS = /^(?:What you will learn|Setup|Recap|Next)$/;
+  const SHARE = { announcing: 0.6, opening: 0.8, besideMessage: 0.25, part: 0.25, name: 1.5 };
+  const [K1, B, HEADING, TITLE] = [1.2, 0.5, 1.5, 0.5];
 
-  const stem = (word) => word.length > 4 ? word.replace(/(?:ings?|ed|es|s|e|ions?|ly)$/, "") : word;
+  const stem = (word) => (word.length > 4 ? word.replace(/(?:ings?|ed|es|s|e|ions?|ly)$/, "") : word);
   const counts = (word) => word.length > 1 && !/^\d+$/.test(word) && !PLAIN.has(word);
-  const namesIn = (text) => text.matchAll(/[\p{L}\p{N}_]+/gu);
+  const namesIn = (text) => [...text.matchAll(/[\p{L}\p{N}_]+/gu)].flat();
+  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
   /* The stems of a name, each with its weight: of the whole, and of its parts if it has any. */
   function stems(name) {
-    const parts = name.split(/_+|(?<=[a-z])(?=[A-Z])/).map((part) => part.toLowerCase()).filter(counts);
-    const whole = name.toLowerCase();
-    const found = counts(whole) ? [[stem(whole), name.includes("_") ? NAME : 1]] : [];
-    return parts.length > 1 ? [...found, ...parts.map((part) => [stem(part), PART])] : found;
+    const parts = name.split(/_+|(?<=[a-z])(?=[A-Z])/).map((part) => part.toLowerCase());
+    const whole = [name.toLowerCase(), name.includes("_") ? SHARE.name : 1];
+    const weighed = parts.length > 1 ? [whole, ...parts.map((part) => [part, SHARE.part])] : [whole];
+    return weighed.filter(([word]) => counts(word)).map(([word, weight]) => [stem(word), weight]);
   }
 
-  const stemsIn = (text) => [...namesIn(text)].flatMap(([name]) => stems(name).map(([word]) => word));
+  const stemsIn = (text) => namesIn(text).flatMap((name) => stems(name).map(([word]) => word));
 
   /* The weight of each stem of a query. Beside an error's message, the rest counts little. */
   function weigh(query) {
@@ -53,81 +50,70 @@ const Search = (() => {
     const weights = new Map();
     for (const part of parts) {
       const bare = NOISE.reduce((text, noise) => text.replace(noise, " "), part);
-      const share = hasMessage && !MESSAGE.test(part) ? CONTEXT : 1;
-      for (const [name] of namesIn(bare))
-        for (const [word, weight] of stems(name))
-          weights.set(word, Math.max(share * weight, weights.get(word) ?? 0));
+      const share = hasMessage && !MESSAGE.test(part) ? SHARE.besideMessage : 1;
+      for (const [word, weight] of namesIn(bare).flatMap(stems))
+        weights.set(word, Math.max(share * weight, weights.get(word) ?? 0));
     }
     return weights;
   }
 
-  /* Lines of a text, together until they have about PASSAGE words. */
-  function passages(text) {
-    const found = [[]];
-    let length = 0;
-    for (const line of text.split("\n")) {
-      const size = line.split(" ").length;
-      if (length && length + size > PASSAGE) [length] = [0, found.push([])];
-      found.at(-1).push(line);
-      length += size;
-    }
-    return found.map((lines) => lines.join("\n"));
-  }
-
-  /* All passages of {page: [[anchor, heading, text], ...]}, and how rare each stem is. */
+  /* All passages of {page: [[anchor, heading, passages], ...]}, and how rare each stem is. */
   function index(pages) {
     const all = [];
-    for (const [page, sections] of Object.entries(pages))
-      for (const [anchor, heading, text] of sections)
-        for (const passage of passages(text)) {
-          const found = stemsIn(passage);
-          const times = new Map();
-          for (const word of found) times.set(word, (times.get(word) ?? 0) + 1);
-          const [title] = sections[0].slice(1);
-          const lower = (ANNOUNCES.test(page) ? TELLS : 1) * (OPENING.test(heading) || heading === title ? OPENS : 1);
-          all.push({ page, title, anchor, heading, passage, lower, times, length: found.length, named: new Set(stemsIn(heading)) });
-        }
     const holders = new Map();
-    for (const { named, times } of all)
-      for (const word of new Set([...named, ...times.keys()])) holders.set(word, (holders.get(word) ?? 0) + 1);
-    const mean = all.reduce((sum, { length }) => sum + length, 0) / all.length;
-    return { all, mean, rarity: (word) => Math.log(1 + all.length / (holders.get(word) ?? all.length)) };
+    const count = (counter, word) => counter.set(word, (counter.get(word) ?? 0) + 1);
+    for (const [page, sections] of Object.entries(pages))
+      for (const [anchor, heading, passages] of sections) {
+        const title = sections[0][1];
+        const [inHeading, inTitle] = [heading, title].map((text) => [...new Set(stemsIn(text))]);
+        const share = (ANNOUNCES.test(page) ? SHARE.announcing : 1)
+          * (OPENS.test(heading) || heading === title ? SHARE.opening : 1);
+        for (const passage of passages) {
+          const [found, times] = [stemsIn(passage), new Map()];
+          for (const word of found) count(times, word);
+          for (const word of new Set([...inHeading, ...found])) count(holders, word);
+          all.push({ page, title, anchor, heading, passage, share, times, length: found.length,
+            inHeading, inTitle });
+        }
+      }
+    const mean = sum(all.map(({ length }) => length)) / all.length;
+    const rarity = (word) => Math.log(1 + all.length / (holders.get(word) ?? all.length));
+    return { all, mean, rarity };
   }
 
-  function score({ mean, rarity }, weights, { times, named, length, lower }) {
-    let total = 0;
-    for (const [word, weight] of weights) {
-      const n = times.get(word);
-      if (n) total += weight * rarity(word) * n * (K1 + 1) / (n + K1 * (1 - B + B * length / mean));
-    }
-    let [shared, heading] = [0, 1e-9];
-    for (const word of named) {
-      heading += rarity(word);
-      shared += (weights.get(word) ?? 0) * rarity(word);
-    }
-    return lower * total + HEADING * shared ** 2 / heading;
+  function score({ mean, rarity }, weights, { times, length, share, inHeading, inTitle }) {
+    const damping = K1 * (1 - B + B * length / mean);
+    const text = sum([...weights].map(([word, weight]) => {
+      const n = times.get(word) ?? 0;
+      return weight * rarity(word) * n * (K1 + 1) / (n + damping);
+    }));
+    const likeness = (words) => sum(words.map((word) => (weights.get(word) ?? 0) * rarity(word))) ** 2
+      / (sum(words.map(rarity)) || 1);
+    return share * text + HEADING * likeness(inHeading) + TITLE * likeness(inTitle);
   }
 
-  /* The pages for a query, best first, each as its best sections. */
+  /* The ten best pages for a query, best first, each as its sections, best first. */
   function rank(found, query) {
     const weights = weigh(query);
+    const rated = found.all.map((item) => ({ ...item, score: score(found, weights, item) }))
+      .filter(({ score }) => score > 0).sort((a, b) => b.score - a.score);
     const pages = new Map();
-    for (const item of found.all) {
-      const rated = { ...item, score: score(found, weights, item) };
-      const sections = pages.get(item.page) ?? new Map();
-      if (rated.score > (sections.get(item.anchor)?.score ?? 0)) pages.set(item.page, sections.set(item.anchor, rated));
+    for (const item of rated) {
+      const sections = pages.get(item.page) ?? [];
+      pages.set(item.page, sections);
+      if (!sections.some(({ anchor }) => anchor === item.anchor)) sections.push(item);
     }
-    return [...pages.values()]
-      .map((sections) => [...sections.values()].sort((a, b) => b.score - a.score))
-      .sort(([a], [b]) => b.score - a.score)
-      .slice(0, PAGES);
+    return [...pages.values()].slice(0, 10);
   }
-  /* The sentence or line of a passage that says most of what a query asks, in pieces: [text, whether it matched]. */
+
+  /* The sentence or line of a passage that says most of a query: [piece, whether it is in it]. */
   function quote({ rarity }, weights, passage) {
-    const worth = (text) => [...new Set(stemsIn(text))].reduce((sum, word) => sum + (weights.get(word) ?? 0) * rarity(word), 0);
-    const sentences = passage.split(/\n|(?<=[.!?])\s+(?=[\p{Lu}"'“‘`(])/u);
-    const best = sentences.reduce((a, b) => (worth(b) > worth(a) ? b : a));
-    return best.split(/([\p{L}\p{N}_]+)/u).map((piece) => [piece, stems(piece).some(([word]) => weights.has(word))]);
+    const worth = (text) => sum([...new Set(stemsIn(text))]
+      .map((word) => (weights.get(word) ?? 0) * rarity(word)));
+    const best = passage.split(/\n|(?<=[.!?])\s+(?=[\p{Lu}"'“‘`(])/u)
+      .reduce((a, b) => (worth(b) > worth(a) ? b : a));
+    return best.split(/([\p{L}\p{N}_]+)/u)
+      .map((piece) => [piece, stems(piece).some(([word]) => weights.has(word))]);
   }
 
   function element(kind, properties, ...children) {
@@ -136,49 +122,49 @@ const Search = (() => {
     return made;
   }
 
-  function describe(found, weights, [best, ...more]) {
+  /* A result: its best section, the page, what matched, and sections about as good. */
+  function describe(found, weights, [best, ...others]) {
     const link = ({ page, anchor, heading }) => element("a", { href: `${page}#${anchor}` }, heading);
-    const pieces = quote(found, weights, best.passage).map(([text, hit]) => (hit ? element("mark", {}, text) : text));
-    const item = element("li", {}, link(best), element("p", { className: "where" }, best.title), element("p", { className: "quote" }, ...pieces));
-    const near = more.filter(({ score }) => score > NEAR * best.score).slice(0, 2);
-    if (near.length) item.append(element("p", { className: "near" }, "Also there: ", ...near.flatMap((other, i) => [i ? " · " : "", link(other)])));
+    const quoted = quote(found, weights, best.passage)
+      .map(([piece, matches]) => (matches ? element("mark", {}, piece) : piece));
+    const item = element("li", {}, link(best), element("p", { className: "where" }, best.title),
+      element("p", { className: "quote" }, ...quoted));
+    const near = others.filter(({ score }) => score > 0.7 * best.score).slice(0, 2);
+    const links = near.flatMap((other) => [" · ", link(other)]).slice(1);
+    if (near.length) item.append(element("p", { className: "near" }, "Also there: ", ...links));
     return item;
   }
 
   async function load(address) {
-    const packed = await fetch(address);
-    return index(await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).json());
+    const { body } = await fetch(address);
+    return index(await new Response(body.pipeThrough(new DecompressionStream("gzip"))).json());
   }
 
-  /* Answers what is in the field now, and whenever it changes. */
-  async function connect(form, address) {
-    const field = form.elements.q;
-    const [status, list] = [form.querySelector("[role=status]"), document.querySelector("#search-results")];
+  /* Answers what is in the form's field now, and whenever it changes. */
+  async function connect(form, list, address) {
+    const [field, status] = [form.elements.q, form.querySelector("[role=status]")];
+    let found, waiting;
+    function answer() {
+      const query = field.value;
+      const results = rank(found, query).map((sections) => describe(found, weigh(query), sections));
+      list.replaceChildren(...results);
+      status.textContent = results.length ? `Found ${results.length} pages, best first.`
+        : query.trim() ? "Found nothing. Paste the whole message, or try fewer and plainer words: "
+          + "a function’s name, or what you want to do." : "";
+      const kept = query.trim() ? `?q=${encodeURIComponent(query.slice(0, 2000))}` : location.pathname;
+      history.replaceState(null, "", kept);
+    }
     field.value = new URLSearchParams(location.search).get("q") ?? "";
     field.focus();
-    let found;
-    const answer = () => {
-      const weights = weigh(field.value);
-      const pages = rank(found, field.value);
-      list.replaceChildren(...pages.map((sections) => describe(found, weights, sections)));
-      status.textContent = pages.length ? `Found ${pages.length} ${pages.length > 1 ? "pages" : "page"}, best first.`
-        : !field.value.trim() ? ""
-        : "Found nothing. Paste the whole message, or try fewer and plainer words: a function’s name, or what you want to do.";
-      history.replaceState(null, "", field.value.trim() ? `?q=${encodeURIComponent(field.value.slice(0, 2000))}` : location.pathname);
-    };
-    form.addEventListener("submit", (event) => event.preventDefault());
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey) event.preventDefault();
+      if (event.key === "Enter" && !event.shiftKey) event.preventDefault(); // it is answered already
     });
     status.textContent = "Reading the book …";
-    try {
-      found = await load(address);
-    } catch {
+    found = await load(address).catch(() => {
       status.textContent = "The search could not read its list of sections. Load the page again.";
-      return;
-    }
+    });
+    if (!found) return;
     answer();
-    let waiting;
     field.addEventListener("input", () => {
       clearTimeout(waiting);
       waiting = setTimeout(answer, 150);
