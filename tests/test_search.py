@@ -35,7 +35,7 @@ MESSAGES = [
 NOISE = {
     "frames": "Traceback (most recent call last):\n"
     '  File "/home/me/checkpoints/old_mesh/train.py", line 42, in restore_or_init\n'
-    "    ^^^^^^^^^^^^^^^^\n"
+    "    batch = next(loader)\n            ^^^^^^^^^^^^\n"
     '  File "/opt/venv/lib/python3.12/site-packages/jax/_src/pjit.py", line 647, in f\n'
     "{}",
     "colours": "\x1b[0;31m{}\x1b[0m",
@@ -203,7 +203,8 @@ def test_a_traceback_pasted_into_the_search_of_any_page(quiet_page):
 
 def test_results_are_reached_by_keyboard(search):
     page = search("ensemble")
-    page.keyboard.press("Enter")  # adds no line
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("main").get_by_role("textbox")).to_have_value("ensemble")
     page.keyboard.press("Tab")
     focused = page.locator("#search-results li:first-child > a:focus")
     expect(focused).to_have_count(1)

@@ -5,7 +5,6 @@
 "use strict";
 const Search = (() => {
   const NOISE = [
-    /\x1b\[[\d;]*m/g, // a terminal's colours
     /https?:\/\/\S+/g,
     /(?<![\w.)])(?:[A-Za-z]:|~|\.{1,2})?[\\/](?:[^\s"'(),:\\/]+[\\/])*[^\s"'(),:\\/]+/g, // /a/path
     /[\w.~+-]+(?:[\\/][\w.+-]+)*\.(?:py|ipynb|cc|cpp|h|so)\b/g, // a/path.py
@@ -15,6 +14,7 @@ const Search = (() => {
     /For simplicity, JAX has removed[^.]*\.(?: Set JAX_TRACEBACK_FILTERING[^.]*\.)?/g,
     /(?:During handling of the above|The above) exception[^:]*:?/g,
   ];
+  const COLOURS = /\x1b\[[\d;]*m/g; // of a terminal
   const PARTS = /(?=\b[\w.]*(?:Error|Exception|Warning)\b:)|(?=Traceback \()|(?=\bFile\b ["/~\w.<])/;
   const MESSAGE = /^[\w.]*(?:Error|Exception|Warning)\b/;
   const PLAIN = new Set(`a about after all also am an and any are as at be been being but by can could
@@ -45,7 +45,7 @@ const Search = (() => {
 
   /* The weight of each stem of a query. Beside an error's message, the rest counts little. */
   function weigh(query) {
-    const parts = query.split(PARTS);
+    const parts = query.replace(COLOURS, "").split(PARTS);
     const hasMessage = parts.some((part) => MESSAGE.test(part));
     const weights = new Map();
     for (const part of parts) {
