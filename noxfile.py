@@ -58,6 +58,7 @@ IN_BROWSER = [
     "tests/test_explorer.py",
     "tests/test_layouts.py",
     "tests/test_calculator.py",
+    "tests/test_jupyterlab.py",
 ]
 
 
@@ -237,13 +238,16 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def site(session: nox.Session) -> None:
-    """Read the built site in headless Chromium; `-- --record` keeps the numbers."""
+    """Read the built site in two browsers; `-- --record` keeps Chromium's numbers."""
     if shutil.which("npm") is None:
         session.error("there is no npm: run apt-get install npm, or install Node.js")
     install_lock(session, "tests/requirements.lock")
     session.run("npm", "ci", "--prefix", "tests", "--ignore-scripts", external=True)
     workers = "-n0" if "--record" in session.posargs else "-n2"
     session.run("pytest", "-q", workers, *IN_BROWSER, *session.posargs)
+    if not session.posargs:
+        firefox = ("--browser=firefox", "-m", "not chromium")
+        session.run("pytest", "-q", workers, *firefox, *IN_BROWSER)
 
 
 @nox.session

@@ -1,10 +1,10 @@
-"""What several tests share: the served site, a browser, axe and the option --record."""
+"""What several tests share: the served site, a browser, axe, and two options."""
 
 import json
 
 import pytest
 from pair import ROOT
-from published import chromium, published
+from published import Firefox, chromium, published
 
 AXE = ROOT / "tests/node_modules/axe-core/axe.min.js"
 SETTLED = """Promise.all(document.getAnimations()
@@ -22,9 +22,18 @@ MORE_RULES = {
 }
 
 
+BROWSERS = {"chromium": chromium, "firefox": Firefox}
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--record", action="store_true", help="write what was measured to book/measured"
+    )
+    parser.addoption(
+        "--browser",
+        choices=BROWSERS,
+        default="chromium",
+        help="what reads the site; in firefox add -m 'not chromium'",
     )
 
 
@@ -35,11 +44,11 @@ def site():
 
 
 @pytest.fixture(scope="session")
-def browser():
+def browser(request):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = chromium(playwright)
+        opened = BROWSERS[request.config.getoption("--browser")](playwright)
         yield opened
         opened.close()
 
@@ -65,8 +74,10 @@ def quiet_page(browser, site):
 
 
 @pytest.fixture(scope="session")
-def barriers():
+def barriers(request):
     """A function that asks axe-core what is wrong with a page, or with a part of it."""
+    if request.config.getoption("--browser") != "chromium":
+        return lambda *_: []  # axe judges what is on the page: one engine is enough
     assert AXE.exists(), "no axe-core: run npm ci --prefix tests --ignore-scripts"
     pinned = json.loads((ROOT / "tests/package.json").read_text())["devDependencies"]
     options = {

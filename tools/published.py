@@ -1,4 +1,4 @@
-"""The built site, served as it will be published, and a browser to read it with."""
+"""The built site, served as it will be published, and browsers to read it with."""
 
 import shutil
 import threading
@@ -46,10 +46,49 @@ def published():
         server.shutdown()
 
 
+def installed(*names):
+    """The path of the first of these programs that the system has, or None."""
+    return next(filter(None, map(shutil.which, names)), None)
+
+
 def chromium(playwright):
     """A headless browser: the system's own, so that nothing is downloaded."""
-    names = ["chromium", "chromium-browser", "google-chrome", "chrome"]
-    path = next(filter(None, map(shutil.which, names)), None)
+    path = installed("chromium", "chromium-browser", "google-chrome", "chrome")
     assert path, "there is no Chromium: run apt-get install chromium, or install Chrome"
     # As root, which containers are, Chromium has no sandbox of its own.
     return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+class Firefox:
+    """The system's own Firefox, headless. What Playwright cannot ask of a single page
+    of it, one more Firefox is started with."""
+
+    def __init__(self, playwright):
+        self.path = installed("firefox-esr", "firefox")
+        assert self.path, (
+            "there is no Firefox: run apt-get install firefox-esr, or install Firefox"
+        )
+        self.playwright, self.started = playwright, {}
+
+    def new_context(
+        self, java_script_enabled=True, color_scheme="light", reduced_motion="", **options
+    ):
+        preferences = {
+            "javascript.enabled": java_script_enabled,
+            "layout.css.prefers-color-scheme.content-override": int(
+                color_scheme == "light"
+            ),
+            "ui.prefersReducedMotion": int(reduced_motion == "reduce"),
+        }
+        key = str(preferences)
+        if key not in self.started:
+            self.started[key] = self.playwright.firefox.launch(
+                channel="moz-firefox",  # over WebDriver BiDi, which needs no patches
+                executable_path=self.path,
+                firefox_user_prefs=preferences,
+            )
+        return self.started[key].new_context(**options)
+
+    def close(self):
+        for browser in self.started.values():
+            browser.close()
