@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nbformat
 import pytest
 from pair import FOLDED, ROOT
-from playwright.sync_api import Locator, Page, expect
-from published import SITE
+from playwright.sync_api import Page, expect
 
 pytestmark = pytest.mark.chromium  # it reads a program of others, not the book's pages
 
@@ -23,23 +23,28 @@ SETTINGS = {  # a long notebook stands in the page as a whole, and no news befor
     "notebook-extension/tracker": {"windowingMode": "none"},
     "apputils-extension/notification": {"fetchNews": "false"},
 }
-UNRENDERED = r"\$|\*\*|`|\{[\w:-]+\}|:::|\]\(|^#+ |^\|"
-PROSE = """cell => {
-  const copy = cell.querySelector('.jp-RenderedMarkdown').cloneNode(true);
-  copy.querySelectorAll('code, mjx-container').forEach(part => part.remove());
-  return copy.textContent;
-}"""
-ROOM = "image => image.getBoundingClientRect().width"
+UNRENDERED = r"\$|\*\*|`|\{[\w:-]+\}|:::|\]\(|^#+ |^\||^- "
+OUTPUT = ".jp-OutputArea-output"
+SEEN = """cells => cells.map(cell => {
+  const editor = cell.querySelector('.jp-InputArea-editor');
+  const prose = cell.querySelector('.jp-RenderedMarkdown')?.cloneNode(true);
+  prose?.querySelectorAll('code, mjx-container').forEach(part => part.remove());
+  return {
+    code: editor?.checkVisibility() ? editor.innerText : null,
+    prose: prose?.textContent,
+    kinds: [...cell.querySelectorAll('[data-mime-type]')]
+      .map(output => output.dataset.mimeType),
+  };
+})"""
+WIDTHS = "figures => figures.map(figure => figure.getBoundingClientRect().width)"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """The folder that a JupyterLab serves, its address, and what follows a name in it."""
-    home = tmp_path_factory.mktemp("lab")
-    notebooks = home / "notebooks"
-    notebooks.mkdir()
-    for path in (ROOT / "notebooks").glob("*.ipynb"):
-        shutil.copy(path, notebooks)
+    """A copy of the book that a JupyterLab serves, its address and its token."""
+    home, copy = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("book")
+    for folder in ("notebooks", "book"):
+        shutil.copytree(ROOT / folder, copy / folder)
     for name, values in SETTINGS.items():
         path = home / f"lab/user-settings/@jupyterlab/{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,38 +52,105 @@ def lab(tmp_path_factory):
     folders = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"]
     env = os.environ | dict.fromkeys(folders, str(home))
     options = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
-    command = [sys.executable, "-m", "jupyterlab", *options, notebooks]
+    command = [sys.executable, "-m", "jupyterlab", *options, copy]
     with subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) as server:
         about = home / f"jpserver-{server.pid}.json"
         while not about.exists():
             assert server.poll() is None, "JupyterLab ended"
             time.sleep(0.1)
         told = json.loads(about.read_text())
-        yield notebooks, told["url"], f"?token={told['token']}"
+        yield copy, told["url"], told["token"]
         server.terminate()
 
 
 @pytest.fixture
 def opened(lab, browser):
-    """A function that opens a notebook; returns its cells, as written and in the page."""
-    notebooks, address, token = lab
+    """A function that opens a notebook; returns its page and its cells as written."""
+    copy, address, token = lab
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
 
-        def open_notebook(name: str) -> tuple[Page, list, list[Locator]]:
-            written = nbformat.read(notebooks / name, as_version=4).cells
+        def open_notebook(name: str) -> tuple[Page, list]:
+            written = nbformat.read(copy / name, as_version=4).cells
             page = context.new_page()
-            page.goto(f"{address}lab/tree/{name}{token}")
+            page.goto(f"{address}lab/tree/{name}?reset&token={token}")
             cells = page.locator(".jp-Notebook .jp-Cell")
             expect(cells).to_have_count(len(written), timeout=60_000)
-            return page, written, cells.all()
+            return page, written
 
         yield open_notebook
 
 
 def run_all(page: Page) -> None:
-    """Choose *Run All Cells* and wait for the kernel to be done."""
+    """Choose *Run All Cells* and wait until the kernel is done."""
+    expect(page.locator("#jp-main-statusbar")).to_contain_text("| Idle", timeout=60_000)
+    kernel = page.locator(".jp-Notebook-ExecutionIndicator")
+    expect(kernel).to_have_attribute("data-status", "idle", timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-    state = page.locator(".jp-Notebook-ExecutionIndicator")
-    expect(state).to_have_attribute("data-status", "busy", timeout=60_000)
-    expect(state).to_have_attribute("data-status", "idle", timeout=120_000)
+    expect(kernel).to_have_attribute("data-status", "busy", timeout=60_000)
+    expect(kernel).to_have_attribute("data-status", "idle", timeout=120_000)
+
+
+def is_furniture(tags: set[str]) -> bool:
+    """Whether a reader meets a cell with these tags folded."""
+    shared = any(tag.startswith("shared-") for tag in tags)
+    return shared or bool(tags & {*FOLDED, "check", "solution"})
+
+
+def filled_in(stub: str, solution: str, function: str) -> str:
+    """The stub's cell, with a function of the solution's cell in the stub's place."""
+    [hole] = [node for node in ast.parse(stub).body if isinstance(node, ast.FunctionDef)]
+    [found] = [n for n in ast.parse(solution).body if getattr(n, "name", "") == function]
+    lines, text = stub.splitlines(), ast.get_source_segment(solution, found)
+    text = text.replace(f"def {function}(", f"def {hole.name}(", 1)
+    return "\n".join([*lines[: hole.lineno - 1], text, *lines[hole.end_lineno :]])
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_chapter_in_jupyterlab(lab, opened, site, name):
+    page, written = opened(f"notebooks/{name}.ipynb")
+    run_all(page)
+    cells = page.locator(".jp-Notebook .jp-Cell")
+    for cell, seen in zip(written, cells.evaluate_all(SEEN)):
+        kinds = {kind.removeprefix("application/vnd.jupyter.") for kind in seen["kinds"]}
+        assert not kinds & {"error", "stderr"}, cell.source
+        if cell.cell_type == "markdown":
+            assert not re.findall(UNRENDERED, seen["prose"], re.MULTILINE), seen["prose"]
+        else:
+            folded = is_furniture({*cell.metadata.get("tags", [])})
+            assert (seen["code"] is None) == folded, cell.source
+            assert folded or not cell.source.startswith("# @title"), cell.source
+    expect(page.locator("mjx-merror")).to_have_count(0)
+
+    widths = page.locator(f"{OUTPUT} :is(img, [role=img])").evaluate_all(WIDTHS)
+    page_of_site = page.context.new_page()
+    page_of_site.goto(f"{site}notebooks/{name}.html")
+    figures = page_of_site.locator(".cell_output :is(img, [role=img])")
+    assert len(widths) == figures.count() > 2 and min(widths) > 200, widths
+
+    setup = cells.nth(next(i for i, c in enumerate(written) if c.cell_type == "code"))
+    setup.locator(".jp-InputPlaceholder").click()
+    expect(setup.locator(".jp-InputArea-editor")).to_contain_text("# @title Setup")
+
+    for place, cell in enumerate(written):
+        if "exercise" not in cell.metadata.get("tags", []):
+            continue
+        solution = written[place + 2].source
+        verdict = cells.nth(place + 1).locator(OUTPUT)
+        expect(verdict).to_contain_text("Open. Write your answer")
+        [wrong, *_] = re.findall(r"reject\(check, (\w+)\)", solution)
+        for function, words in [(wrong, "Not yet."), ("answer", "Right.")]:
+            cells.nth(place).locator(".cm-content").click()
+            page.keyboard.press("Control+A")
+            page.keyboard.insert_text(filled_in(cell.source, solution, function))
+            page.keyboard.press("Shift+Enter")  # it goes on to the next cell
+            page.keyboard.press("Shift+Enter")
+            expect(verdict).to_contain_text(words, timeout=30_000)
+
+    links = page.locator(".jp-RenderedMarkdown a[href*='/files/']")
+    assert links.count() > 3
+    for link in links.all():
+        path = urlsplit(link.get_attribute("href")).path.partition("/files/")[2]
+        assert (lab[0] / path).exists(), path
+    links.last.click()
+    expect(page.get_by_role("tab", name=Path(path).name)).to_be_visible()
