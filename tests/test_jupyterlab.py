@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import nbformat
 import pytest
 from pair import FOLDED, ROOT
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 pytestmark = pytest.mark.chromium  # it reads a program of others, not the book's pages
 
@@ -25,6 +25,8 @@ SETTINGS = {  # a long notebook stands in the page as a whole, and no news befor
 }
 UNRENDERED = r"\$|\*\*|`|\{[\w:-]+\}|:::|\]\(|^#+ |^\||^- "
 OUTPUT = ".jp-OutputArea-output"
+FIGURE = ":is(img, [role=img])"
+FAILURES = {f"application/vnd.jupyter.{kind}" for kind in ("error", "stderr")}
 SEEN = """cells => cells.map(cell => {
   const editor = cell.querySelector('.jp-InputArea-editor');
   const prose = cell.querySelector('.jp-RenderedMarkdown')?.cloneNode(true);
@@ -97,13 +99,33 @@ def is_furniture(tags: set[str]) -> bool:
     return shared or bool(tags & {*FOLDED, "check", "solution"})
 
 
-def filled_in(stub: str, solution: str, function: str) -> str:
+def function_in(source: str, name: str = "") -> ast.FunctionDef:
+    """The function of this name in a cell, or the only one."""
+    functions = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)]
+    [found] = [n for n in functions if n.name == name or not name]
+    return found
+
+
+def filled_in(stub: str, solution: str, name: str) -> str:
     """The stub's cell, with a function of the solution's cell in the stub's place."""
-    [hole] = [node for node in ast.parse(stub).body if isinstance(node, ast.FunctionDef)]
-    [found] = [n for n in ast.parse(solution).body if getattr(n, "name", "") == function]
-    lines, text = stub.splitlines(), ast.get_source_segment(solution, found)
-    text = text.replace(f"def {function}(", f"def {hole.name}(", 1)
+    hole, lines = function_in(stub), stub.splitlines()
+    text = ast.get_source_segment(solution, function_in(solution, name))
+    text = text.replace(f"def {name}(", f"def {hole.name}(", 1)
     return "\n".join([*lines[: hole.lineno - 1], text, *lines[hole.end_lineno :]])
+
+
+def solve(page: Page, stub: Locator, check: Locator, *written) -> None:
+    """Fill a stub in, first wrong and then right, and read the judge's verdicts."""
+    exercise, _, solution = [cell.source for cell in written]
+    expect(check.locator(OUTPUT)).to_contain_text("Open. Write your answer")
+    [wrong, *_] = re.findall(r"reject\(check, (\w+)\)", solution)
+    for name, words in [(wrong, "Not yet."), ("answer", "Right.")]:
+        stub.locator(".cm-content").click()
+        page.keyboard.press("Control+A")
+        page.keyboard.insert_text(filled_in(exercise, solution, name))
+        page.keyboard.press("Shift+Enter")  # it runs, and goes on to the check
+        page.keyboard.press("Shift+Enter")
+        expect(check.locator(OUTPUT)).to_contain_text(words, timeout=30_000)
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
@@ -112,10 +134,10 @@ def test_chapter_in_jupyterlab(lab, opened, site, name):
     run_all(page)
     cells = page.locator(".jp-Notebook .jp-Cell")
     for cell, seen in zip(written, cells.evaluate_all(SEEN)):
-        kinds = {kind.removeprefix("application/vnd.jupyter.") for kind in seen["kinds"]}
-        assert not kinds & {"error", "stderr"}, cell.source
+        assert not {*seen["kinds"]} & FAILURES, cell.source
         if cell.cell_type == "markdown":
-            assert not re.findall(UNRENDERED, seen["prose"], re.MULTILINE), seen["prose"]
+            left = re.findall(UNRENDERED, seen["prose"], re.MULTILINE)
+            assert not left, (left, seen["prose"])
         else:
             folded = is_furniture({*cell.metadata.get("tags", [])})
             assert (seen["code"] is None) == folded, cell.source
@@ -123,30 +145,24 @@ def test_chapter_in_jupyterlab(lab, opened, site, name):
     unknown = page.locator("mjx-merror, mjx-container [style*='color: red']")
     expect(unknown).to_have_count(0)
 
-    widths = page.locator(f"{OUTPUT} :is(img, [role=img])").evaluate_all(WIDTHS)
-    page_of_site = page.context.new_page()
-    page_of_site.goto(f"{site}notebooks/{name}.html")
-    figures = page_of_site.locator(".cell_output :is(img, [role=img])")
-    assert len(widths) == figures.count() > 2 and min(widths) > 200, widths
+    widths = page.locator(f"{OUTPUT} {FIGURE}").evaluate_all(WIDTHS)
+    on_site = page.context.new_page()
+    on_site.goto(f"{site}notebooks/{name}.html")
+    count = on_site.locator(f".cell_output {FIGURE}").count()
+    assert len(widths) == count > 2 and min(widths) > 200, widths
 
-    setup = cells.nth(next(i for i, c in enumerate(written) if c.cell_type == "code"))
-    setup.locator(".jp-InputPlaceholder").click()
-    expect(setup.locator(".jp-InputArea-editor")).to_contain_text("# @title Setup")
+    page.locator(".jp-InputPlaceholder").first.click()
+    opened_setup = page.locator(".jp-InputArea-editor", has_text="# @title Setup")
+    expect(opened_setup).to_be_visible()
 
     for place, cell in enumerate(written):
-        if "exercise" not in cell.metadata.get("tags", []):
-            continue
-        solution = written[place + 2].source
-        verdict = cells.nth(place + 1).locator(OUTPUT)
-        expect(verdict).to_contain_text("Open. Write your answer")
-        [wrong, *_] = re.findall(r"reject\(check, (\w+)\)", solution)
-        for function, words in [(wrong, "Not yet."), ("answer", "Right.")]:
-            cells.nth(place).locator(".cm-content").click()
-            page.keyboard.press("Control+A")
-            page.keyboard.insert_text(filled_in(cell.source, solution, function))
-            page.keyboard.press("Shift+Enter")  # it goes on to the next cell
-            page.keyboard.press("Shift+Enter")
-            expect(verdict).to_contain_text(words, timeout=30_000)
+        if "exercise" in cell.metadata.get("tags", []):
+            solve(
+                page,
+                cells.nth(place),
+                cells.nth(place + 1),
+                *written[place : place + 3],
+            )
 
     links = page.locator(".jp-RenderedMarkdown a[href*='/files/']")
     assert links.count() > 3

@@ -71,7 +71,11 @@ class Firefox:
         self.playwright, self.started = playwright, {}
 
     def new_context(
-        self, java_script_enabled=True, color_scheme="light", reduced_motion="", **options
+        self,
+        java_script_enabled=True,
+        color_scheme="light",
+        reduced_motion="",
+        **options,
     ):
         preferences = {
             "javascript.enabled": java_script_enabled,
