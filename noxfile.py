@@ -25,8 +25,8 @@ PATIENCE = {
     "XLA_FLAGS": "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
     " --xla_cpu_collective_call_terminate_timeout_seconds=300"
 }
-# Small programs that run once: to optimise their machine code takes longer than to run
-# them. The sessions that run the chapters on other versions leave it as readers have it.
+# To optimise the machine code of small programs takes longer than to run them once.
+# The sessions that run the chapters on other versions leave that as readers have it.
 ONCE = {"XLA_FLAGS": f"{PATIENCE['XLA_FLAGS']} --xla_backend_optimization_level=1"}
 HOUSE_RULES = ["tests/test_book.py", "tests/test_checks.py"]
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]

@@ -90,7 +90,7 @@ def run_all(page: Page) -> None:
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     expect(kernel).to_have_attribute("data-status", "busy", timeout=60_000)
-    expect(kernel).to_have_attribute("data-status", "idle", timeout=120_000)
+    expect(kernel).to_have_attribute("data-status", "idle", timeout=300_000)
 
 
 def is_furniture(tags: set[str]) -> bool:
