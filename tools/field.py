@@ -1,0 +1,336 @@
+"""Run notebooks of others on parallel JAX on three releases: `nox -s field -- FOLDER`.
+
+FOLDER has clones of Git repositories. A notebook counts when its code imports JAX and
+names a way to use several devices; of those with the same code one is kept, and of a
+repository at most four, drawn at random. Each is run in a copy of its folder, on eight
+devices that the CPU emulates and without a network, in the environments that uv makes
+in _build/field. What has been run is kept there too, so that a survey that was cut off
+goes on; to begin anew, delete that folder. `--record` keeps the results for
+book/field.md. Notebooks are programs of strangers: run those that you would open.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+from measured import ROOT, code_digest, record
+
+STATE = ROOT / "_build/field"
+RELEASES = {  # on each the book's own chapters run too: the legs tests, kaggle, colab
+    "0.12": ["-c", "requirements.lock"],
+    "0.10.2": ["jax==0.10.2", "jaxlib==0.10.2"],
+    "0.7.2": ["-c", "tests/colab.txt"],
+}
+# What the notebooks import that is released and light; no PyTorch and no TensorFlow.
+PACKAGES = """
+    jax absl-py chex clu dm-haiku einops equinox etils evosax
+    flax frozendict grain gymnax huggingface-hub humanize ipython ipywidgets jaxdecomp
+    jaxopt jaxtyping jraph matplotlib google-metrax ml-collections nest-asyncio numpy
+    optax orbax-checkpoint orbax-export pandas penzai pillow qwix requests rlax
+    scikit-image scikit-learn scipy seaborn tensorflow-probability tensorstore
+    tiktoken tqdm treescope xarray
+""".split()
+SHOWN = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "equinox", "numpy"]
+OF_EACH = 4  # notebooks of one repository
+SEED = 0
+SECONDS = 200  # of one processor, so that other work on the machine changes nothing
+PATIENCE = 5 * SECONDS  # of the clock
+GIB = 8
+IMPORTS_JAX = re.compile(r"^\s*(?:import|from) jax\b", re.MULTILINE)
+SEVERAL_DEVICES = re.compile(
+    r"\b(pmap|shard_map|pjit|xmap|NamedSharding|PositionalSharding|make_mesh"
+    r"|create_device_mesh)\b|\b(sharding|maps)(\.| import .*\b)Mesh\b"
+)
+DOWNLOAD = re.compile(r"\s*[!%]\s*(uv |python\S* -m )?(pip|conda|apt|apt-get)\b")
+NO_GIT = shutil.ignore_patterns(".git")
+NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "MPLBACKEND": "agg",
+    "TQDM_DISABLE": "1",
+    **{f"{scheme}_proxy": NOWHERE for scheme in ("http", "https", "all")},
+    **{f"{scheme}_PROXY": NOWHERE for scheme in ("HTTP", "HTTPS", "ALL")},
+}
+EIGHT = "--xla_force_host_platform_device_count=8"
+# Eight devices share few cores. JAX 0.7.2 stops at flags that it does not know.
+WAIT = "--xla_cpu_collective_call_terminate_timeout_seconds=300"
+
+# Why a notebook cannot be judged here, by what its error says.
+BLOCKED = {
+    "Colab": r"No module named '(google\.colab|google)'",
+    "an accelerator": r"(?i)unknown backend|unable to initialize backend|no (tpu|gpu)"
+    r"|backend '(tpu|gpu|cuda)'|only supported on (tpu|gpu)|requires? .*\b(tpu|gpu)s?\b"
+    r"|interpret mode is supported on CPU",
+    "another number of devices": r"reshape array of size 8 |[Nn]umber of devices 8 ",
+    "the network": r"(?i)proxy|urlopen|connection (refused|error)|name resolution"
+    r"|cannot connect|connect to the server|offline|LocalEntryNotFound",
+    "a file": r"^FileNotFoundError|^NotADirectoryError|No such file or directory",
+    "more memory": r"^MemoryError|Out of memory|bad_alloc|Unable to allocate",
+    "a person": r"^EOFError|raw_input was called|^StdinNotImplementedError",
+    "another package": r"^ModuleNotFoundError: No module named '(?!jax\b|flax\.)",
+}
+GONE = [  # how Python and JAX say that a name is no longer there
+    r"module '(?P<where>[\w.]+)' has no attribute '(?P<name>\w+)'",
+    r"cannot import name '(?P<name>\w+)' from '(?P<where>[\w.]+)'",
+    r"No module named '(?P<where>(?:jax|flax)[\w.]*)\.(?P<name>\w+)'",
+    r"(?P<where>jax[\w.]*)\.(?P<name>\w+) (?:was|is|has been) (?:removed|deprecated)",
+]
+
+
+class Notebook(NamedTuple):
+    """A notebook of a clone: where it comes from, its last change, and its file."""
+
+    repository: str
+    commit: str
+    path: str
+    edited: str
+    clone: Path
+
+
+def git(clone: Path, *words: str) -> str:
+    """What git says of a clone."""
+    command = ["git", "-C", str(clone), *words]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
+def code(path: Path) -> str:
+    """The text of a notebook's code cells."""
+    cells = json.loads(path.read_text())["cells"]
+    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
+
+
+def is_parallel(path: Path) -> bool:
+    """Whether a notebook imports JAX and names a way to use several devices."""
+    try:
+        text = code(path)
+    except (OSError, ValueError, KeyError):
+        return False  # absent, or of a format that is older than cells
+    return bool(IMPORTS_JAX.search(text) and SEVERAL_DEVICES.search(text))
+
+
+def find(folder: Path) -> list[Notebook]:
+    """The notebooks on parallel JAX of all clones in a folder, no code twice."""
+    found = {}
+    for clone in sorted(path.parent for path in folder.glob("*/.git")):
+        origin = git(clone, "remote", "get-url", "origin").removesuffix(".git")
+        name = "/".join(re.split("[/:]", origin)[-2:])
+        commit = git(clone, "rev-parse", "HEAD")
+        for path in git(clone, "ls-files", "-z", "*.ipynb").split("\0"):
+            if path and is_parallel(clone / path):
+                edited = git(clone, "log", "-1", "--format=%cs", "--", path)
+                notebook = Notebook(name, commit, path, edited, clone)
+                found.setdefault(code_digest(clone / path), notebook)
+    return list(found.values())
+
+
+def draw(notebooks: list[Notebook]) -> list[Notebook]:
+    """At most OF_EACH notebooks of each repository, drawn by SEED."""
+    chance = random.Random(SEED)
+    drawn = []
+    for name in sorted({notebook.repository for notebook in notebooks}):
+        own = [notebook for notebook in notebooks if notebook.repository == name]
+        drawn += sorted(chance.sample(own, min(OF_EACH, len(own))))
+    return drawn
+
+
+def uv(*words: str) -> str:
+    """Run uv in the root of this repository, and return what it prints."""
+    command = [os.environ.get("UV", "uv"), *words]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    except FileNotFoundError:
+        raise SystemExit("There is no uv: see https://docs.astral.sh/uv.") from None
+    if found.returncode:
+        raise SystemExit(f"{' '.join(words[:3])} failed:\n{found.stderr}")
+    return found.stdout
+
+
+def environment(release: str) -> Path:
+    """The Python of a release, installed with PACKAGES unless it is there already."""
+    place = STATE / release
+    python = place / "bin/python"
+    if not (place / "installed.json").exists():
+        print(f"installing {release}", flush=True)
+        uv("venv", "--quiet", "--clear", "--python", sys.executable, str(place))
+        wanted = [*PACKAGES, *RELEASES[release]]
+        uv("pip", "install", "--quiet", "--python", str(python), *wanted)
+        listed = uv("pip", "list", "--format", "json", "--python", str(python))
+        versions = {row["name"]: row["version"] for row in json.loads(listed)}
+        (place / "installed.json").write_text(json.dumps(versions, indent=1))
+    return python
+
+
+def execute(path: str) -> str | None:
+    """Run a notebook's cells in this process, and return the error that stops it.
+
+    A cell may fail that is tagged so, or whose saved output is an error. What installs
+    packages is left out.
+    """
+    from IPython.core.interactiveshell import InteractiveShell
+
+    InteractiveShell.enable_gui = lambda shell, gui=None: None  # no windows here
+    sys.path[0] = ""
+    sys.argv[1:] = []
+    shell = InteractiveShell.instance()
+    for cell in json.loads(Path(path).read_text())["cells"]:
+        kinds = {output["output_type"] for output in cell.get("outputs", [])}
+        tags = cell["metadata"].get("tags", [])
+        may_fail = "error" in kinds or "raises-exception" in tags
+        lines = "".join(cell["source"]).splitlines(keepends=True)
+        if cell["cell_type"] == "code":
+            kept = [line for line in lines if not DOWNLOAD.match(line)]
+            result = shell.run_cell("".join(kept) or "pass", store_history=True)
+            error = result.error_before_exec or result.error_in_exec
+            if error and not may_fail:
+                return "".join(traceback.format_exception_only(error)).strip()
+    return None
+
+
+def limit() -> None:
+    """Let this process, and each that it starts, have GIB of memory and SECONDS."""
+    resource.setrlimit(resource.RLIMIT_DATA, (GIB * 2**30, GIB * 2**30))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+
+
+def last_words(told: str, code: int) -> str:
+    """Why a process ended that gave no answer, by what it printed or by its signal."""
+    if code == -signal.SIGXCPU or "Termination timeout" in told:
+        return f"TimeoutError: over {SECONDS} seconds"
+    fatal = re.search(r"\S*bad_alloc|Check failed:.*|RESOURCE_EXHAUSTED.*", told)
+    return fatal[0] if fatal else f"exit {code}: {told.strip()[-200:]}"
+
+
+def attempt(release: str, notebook: Notebook) -> tuple[str | None, float]:
+    """Run a notebook in a copy of its folder: the error, if any, and the seconds."""
+    original = notebook.clone / notebook.path
+    flags = [] if "jax_num_cpu_devices" in code(original) else [EIGHT]
+    flags += [] if release == "0.7.2" else [WAIT]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        inside = Path(place, "clone", notebook.path)
+        shutil.copytree(original.parent, inside.parent, symlinks=True, ignore=NO_GIT)
+        answer = Path(place, "answer.json")
+        own = {"XLA_FLAGS": " ".join(flags), "HOME": place, "PATH": os.environ["PATH"]}
+        start = time.monotonic()
+        process = subprocess.Popen(
+            [environment(release), __file__, "--run", inside.name, answer],
+            cwd=inside.parent,
+            env=ENVIRONMENT | own,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=limit,
+        )
+        try:
+            _, told = process.communicate(timeout=PATIENCE)
+            error = last_words(told, process.returncode)
+        except subprocess.TimeoutExpired:
+            error = f"TimeoutError: over {PATIENCE} seconds"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        took = time.monotonic() - start
+        if answer.exists():
+            error = json.loads(answer.read_text())
+        return error and error.replace(place, "..."), took
+
+
+def judge(error: str | None) -> dict[str, str]:
+    """What an error says of a notebook: it passes, fails or is blocked, and why."""
+    if error is None:
+        return {"outcome": "passes"}
+    first = error.splitlines()[0][:200]
+    if error.startswith("TimeoutError: over"):
+        return {"outcome": "blocked", "by": "more time", "error": first}
+    for pattern in GONE:
+        gone = re.search(pattern, error)
+        if gone and gone["where"].partition(".")[0] in ("jax", "jaxlib", "flax"):
+            name = f"{gone['where']}.{gone['name']}"
+            return {"outcome": "fails", "gone": name, "error": first}
+    for need, pattern in BLOCKED.items():
+        if re.search(pattern, error):
+            return {"outcome": "blocked", "by": need, "error": first}
+    return {"outcome": "fails", "error": first}
+
+
+def survey(notebooks: list[Notebook], releases: list[str]) -> list[dict]:
+    """What became of each notebook on each release, run where that is not known yet.
+
+    What is blocked on one release is not tried on the next.
+    """
+    rows = [notebook._asdict() | {"results": {}} for notebook in notebooks]
+    for release in releases:
+        environment(release)
+        kept = STATE / release / "results.json"
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        for notebook, row in zip(notebooks, rows):
+            if any(run["outcome"] == "blocked" for run in row["results"].values()):
+                continue
+            key = " ".join(notebook[:3])
+            if key not in known:
+                error, took = attempt(release, notebook)
+                known[key] = {"error": error, "seconds": round(took, 1)}
+                kept.write_text(json.dumps(known, indent=1))
+            row["results"][release] = judge(known[key]["error"])
+            told = " ".join(row["results"][release].values())
+            print(f"{release}: {key}: {told}, {known[key]['seconds']} s", flush=True)
+    return rows
+
+
+def main() -> str | None:
+    """Survey the clones in a folder; complain of what hinders that."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where the clones are")
+    parser.add_argument("--only", choices=RELEASES, help="run on this release only")
+    parser.add_argument("--record", action="store_true", help="keep the results")
+    options = parser.parse_args()
+    if options.only and options.record:
+        return "One release is a part of the survey: nothing is recorded."
+    if shutil.which("git") is None:
+        return "There is no git: install it first."
+    if not [*options.folder.glob("*/.git")]:
+        return f"{options.folder} has no clones: git clone repositories into it."
+    found = find(options.folder)
+    if not found:
+        return f"The clones in {options.folder} have no notebooks on parallel JAX."
+    drawn = draw(found)
+    print(f"{len(found)} notebooks found, {len(drawn)} drawn", flush=True)
+    rows = survey(drawn, [options.only] if options.only else [*RELEASES])
+    if options.record:
+        versions = {
+            release: json.loads((STATE / release / "installed.json").read_text())
+            for release in RELEASES
+        }
+        shown = {
+            release: {name: had[name] for name in SHOWN}
+            for release, had in versions.items()
+        }
+        record(
+            "field",
+            {"found": len(found), "releases": shown, "notebooks": rows},
+        )
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--run"]:
+        _, _, path, answer = sys.argv
+        Path(answer).write_text(json.dumps(execute(path)))
+        os._exit(0)  # whatever threads it left
+    sys.exit(main())
