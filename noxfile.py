@@ -43,6 +43,7 @@ SELF_TESTS = [
         "bench",
         "hosts",
         "since",
+        "field",
         "pytorch",
         "script",
     )
@@ -166,6 +167,14 @@ def since(session: nox.Session) -> None:
     install_lock(session)
     env = {"UV": nox.virtualenv.UV, "PYTHONPATH": "book"}
     session.run("python", "tools/since.py", env=env)
+
+
+@nox.session(python=where_present("3.12"))
+def field(session: nox.Session) -> None:
+    """Run the notebooks of clones in a folder on three releases: `-- FOLDER --record`."""
+    install_lock(session)
+    env = {"UV": nox.virtualenv.UV}
+    session.run("python", "tools/field.py", *session.posargs, env=env)
 
 
 @nox.session(python=where_present("3.11"))

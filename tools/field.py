@@ -2,7 +2,7 @@
 
 FOLDER has clones of Git repositories. A notebook counts when its code imports JAX and
 names a way to use several devices; of those with the same code one is kept, and of a
-repository at most four, drawn at random. Each is run in a copy of its folder, on eight
+repository at most three, drawn at random. Each is run in a copy of its folder, on eight
 devices that the CPU emulates and without a network, in the environments that uv makes
 in _build/field. What has been run is kept there too, so that a survey that was cut off
 goes on; to begin anew, delete that folder. `--record` keeps the results for
@@ -22,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,9 +43,8 @@ PACKAGES = """
     tiktoken tqdm treescope xarray
 """.split()
 SHOWN = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "equinox", "numpy"]
-OF_EACH = 4  # notebooks of one repository
-SEED = 0
-SECONDS = 200  # of one processor, so that other work on the machine changes nothing
+OF_EACH = 3  # notebooks of one repository
+SECONDS = 120  # of one processor, so that other work on the machine changes nothing
 PATIENCE = 5 * SECONDS  # of the clock
 GIB = 8
 IMPORTS_JAX = re.compile(r"^\s*(?:import|from) jax\b", re.MULTILINE)
@@ -54,7 +52,10 @@ SEVERAL_DEVICES = re.compile(
     r"\b(pmap|shard_map|pjit|xmap|NamedSharding|PositionalSharding|make_mesh"
     r"|create_device_mesh)\b|\b(sharding|maps)(\.| import .*\b)Mesh\b"
 )
-DOWNLOAD = re.compile(r"\s*[!%]\s*(uv |python\S* -m )?(pip|conda|apt|apt-get)\b")
+INSTALLS = re.compile(
+    r"^([ \t]*)[!%][ \t]*(?:uv |python\S* -m )?(?:pip|conda|apt|apt-get)\b.*",
+    re.MULTILINE,
+)
 NO_GIT = shutil.ignore_patterns(".git")
 NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there
 ENVIRONMENT = {
@@ -80,13 +81,15 @@ BLOCKED = {
     "a file": r"^FileNotFoundError|^NotADirectoryError|No such file or directory",
     "more memory": r"^MemoryError|Out of memory|bad_alloc|Unable to allocate",
     "a person": r"^EOFError|raw_input was called|^StdinNotImplementedError",
-    "another package": r"^ModuleNotFoundError: No module named '(?!jax\b|flax\.)",
+    "another package": r"^ModuleNotFoundError: No module named '(?!jax\b|flax\.)"
+    r"|need to install",
 }
 GONE = [  # how Python and JAX say that a name is no longer there
     r"module '(?P<where>[\w.]+)' has no attribute '(?P<name>\w+)'",
     r"cannot import name '(?P<name>\w+)' from '(?P<where>[\w.]+)'",
     r"No module named '(?P<where>(?:jax|flax)[\w.]*)\.(?P<name>\w+)'",
-    r"(?P<where>jax[\w.]*)\.(?P<name>\w+) (?:was|is|has been) (?:removed|deprecated)",
+    r"(?P<where>jax[\w.]*)\.(?P<name>\w+)(?:\(\))? (?:was|is|has been) "
+    r"(?:removed|deprecated|required for older)",
 ]
 
 
@@ -138,12 +141,11 @@ def find(folder: Path) -> list[Notebook]:
 
 
 def draw(notebooks: list[Notebook]) -> list[Notebook]:
-    """At most OF_EACH notebooks of each repository, drawn by SEED."""
-    chance = random.Random(SEED)
+    """At most OF_EACH notebooks of each repository; its name is the seed."""
     drawn = []
     for name in sorted({notebook.repository for notebook in notebooks}):
         own = [notebook for notebook in notebooks if notebook.repository == name]
-        drawn += sorted(chance.sample(own, min(OF_EACH, len(own))))
+        drawn += sorted(random.Random(name).sample(own, min(OF_EACH, len(own))))
     return drawn
 
 
@@ -190,13 +192,12 @@ def execute(path: str) -> str | None:
         kinds = {output["output_type"] for output in cell.get("outputs", [])}
         tags = cell["metadata"].get("tags", [])
         may_fail = "error" in kinds or "raises-exception" in tags
-        lines = "".join(cell["source"]).splitlines(keepends=True)
         if cell["cell_type"] == "code":
-            kept = [line for line in lines if not DOWNLOAD.match(line)]
-            result = shell.run_cell("".join(kept) or "pass", store_history=True)
+            source = INSTALLS.sub(r"\1pass", "".join(cell["source"]))
+            result = shell.run_cell(source, store_history=True)
             error = result.error_before_exec or result.error_in_exec
             if error and not may_fail:
-                return "".join(traceback.format_exception_only(error)).strip()
+                return f"{type(error).__name__}: {error}"
     return None
 
 
@@ -255,7 +256,7 @@ def judge(error: str | None) -> dict[str, str]:
     """What an error says of a notebook: it passes, fails or is blocked, and why."""
     if error is None:
         return {"outcome": "passes"}
-    first = error.splitlines()[0][:200]
+    first = re.sub(r" \(\S*site-packages\S*\)", "", error.splitlines()[0])[:200]
     if error.startswith("TimeoutError: over"):
         return {"outcome": "blocked", "by": "more time", "error": first}
     for pattern in GONE:

@@ -38,7 +38,12 @@ MISSING = """<h1>There is no page here</h1>
 has a map of all chapters. <a href="{0}search.html">The search</a> knows every page, and
 finds an error message that you paste from a terminal.</p>"""
 CALLOUTS = {"Predict.", "Pitfall.", "Takeaway."}
-FOLDS = {"check": "check", "solution": "answer", "shared-setup": "setup"}
+FOLDS = {
+    "check": "check",
+    "solution": "answer",
+    "shared-setup": "setup",
+    "hide-output": "table",
+}
 to_mathml = LatexToMathML().convert_with_local_state
 
 
