@@ -84,11 +84,11 @@ def test_notebooks_on_parallel_jax_are_found_once(here):
     assert found[0].commit == field.git(place, "rev-parse", "HEAD")
 
 
-def test_of_a_large_repository_the_same_three_are_drawn(here):
+def test_of_a_large_repository_the_same_two_are_drawn(here):
     clone(here, "ann/many", **{f"n{i}": f"{PARALLEL}{i}" for i in range(9)})
     clone(here, "bob/few", n=f"{PARALLEL}bob")
     drawn = field.draw(field.find(here))
-    assert [notebook.repository for notebook in drawn] == 3 * ["ann/many"] + ["bob/few"]
+    assert [notebook.repository for notebook in drawn] == 2 * ["ann/many"] + ["bob/few"]
     assert drawn == field.draw(field.find(here)[::-1][::-1])
 
 
@@ -121,7 +121,7 @@ def test_of_a_large_repository_the_same_three_are_drawn(here):
 )
 def test_an_error_is_judged(error, expected):
     judged = field.judge(error)
-    assert judged.get("gone", judged.get("by", judged["outcome"])) == expected
+    assert judged.get("absent", judged.get("by", judged["outcome"])) == expected
     assert "\n" not in judged.get("error", "")
 
 
@@ -207,3 +207,19 @@ def test_a_machine_without_uv_is_told(monkeypatch):
     monkeypatch.setenv("UV", "/nowhere/uv")
     with pytest.raises(SystemExit, match="no uv"):
         field.uv("--version")
+
+
+def test_a_whole_survey_is_recorded(here, monkeypatch):
+    clone(here, "ann/one", n=PARALLEL)
+    for release in field.RELEASES:
+        (field.STATE / release / "installed.json").write_text('{"jax": "1.0"}')
+    kept = {}
+    monkeypatch.setattr(field, "attempt", lambda release, notebook: (None, 1.0))
+    monkeypatch.setattr(field, "record", lambda name, rows: kept.update({name: rows}))
+    monkeypatch.setattr(sys, "argv", ["field.py", str(here), "--record"])
+    assert field.main() is None
+    found = json.loads(json.dumps(kept))["field"]
+    assert found["releases"] == dict.fromkeys(("new", "old"), {"jax": "1.0"})
+    passes = dict.fromkeys(("new", "old"), {"outcome": "passes"})
+    assert [row["results"] for row in found["notebooks"]] == [passes]
+    assert found["notebooks"][0]["repository"] == "ann/one"

@@ -2,7 +2,7 @@
 
 FOLDER has clones of Git repositories. A notebook counts when its code imports JAX and
 names a way to use several devices; of those with the same code one is kept, and of a
-repository at most three, drawn at random. Each is run in a copy of its folder, on eight
+repository at most two, drawn at random. Each is run in a copy of its folder, on eight
 devices that the CPU emulates and without a network, in the environments that uv makes
 in _build/field. What has been run is kept there too, so that a survey that was cut off
 goes on; to begin anew, delete that folder. `--record` keeps the results for
@@ -35,15 +35,15 @@ RELEASES = {  # on each the book's own chapters run too: the legs tests, kaggle,
 }
 # What the notebooks import that is released and light; no PyTorch and no TensorFlow.
 PACKAGES = """
-    jax absl-py chex clu dm-haiku einops equinox etils evosax
-    flax frozendict grain gymnax huggingface-hub humanize ipython ipywidgets jaxdecomp
-    jaxopt jaxtyping jraph matplotlib google-metrax ml-collections nest-asyncio numpy
-    optax orbax-checkpoint orbax-export pandas penzai pillow qwix requests rlax
-    scikit-image scikit-learn scipy seaborn tensorflow-probability tensorstore
-    tiktoken tqdm treescope xarray
+    jax absl-py chex clu dm-haiku einops equinox etils evosax flax frozendict
+    google-metrax grain gymnax huggingface-hub humanize ipython ipywidgets jaxdecomp
+    jaxopt jaxtyping jraph matplotlib ml-collections nest-asyncio numpy optax
+    orbax-checkpoint orbax-export pandas penzai pillow qwix requests rlax scikit-image
+    scikit-learn scipy seaborn tensorflow-probability tensorstore tiktoken tqdm
+    treescope xarray
 """.split()
 SHOWN = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "equinox", "numpy"]
-OF_EACH = 3  # notebooks of one repository
+OF_EACH = 2  # notebooks of one repository
 SECONDS = 120  # of one processor, so that other work on the machine changes nothing
 PATIENCE = 5 * SECONDS  # of the clock
 GIB = 8
@@ -84,7 +84,7 @@ BLOCKED = {
     "another package": r"^ModuleNotFoundError: No module named '(?!jax\b|flax\.)"
     r"|need to install",
 }
-GONE = [  # how Python and JAX say that a name is no longer there
+ABSENT = [  # how Python and JAX say that a name is not there, or not any longer
     r"module '(?P<where>[\w.]+)' has no attribute '(?P<name>\w+)'",
     r"cannot import name '(?P<name>\w+)' from '(?P<where>[\w.]+)'",
     r"No module named '(?P<where>(?:jax|flax)[\w.]*)\.(?P<name>\w+)'",
@@ -103,11 +103,13 @@ class Notebook(NamedTuple):
     clone: Path
 
 
+TOLD = Notebook._fields[:-1]
+
+
 def git(clone: Path, *words: str) -> str:
     """What git says of a clone."""
     command = ["git", "-C", str(clone), *words]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    return found.stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def code(path: Path) -> str:
@@ -130,7 +132,7 @@ def find(folder: Path) -> list[Notebook]:
     found = {}
     for clone in sorted(path.parent for path in folder.glob("*/.git")):
         origin = git(clone, "remote", "get-url", "origin").removesuffix(".git")
-        name = "/".join(re.split("[/:]", origin)[-2:])
+        name = "/".join(re.split("[/:]", origin)[-2:]) or clone.name
         commit = git(clone, "rev-parse", "HEAD")
         for path in git(clone, "ls-files", "-z", "*.ipynb").split("\0"):
             if path and is_parallel(clone / path):
@@ -172,7 +174,8 @@ def environment(release: str) -> Path:
         uv("pip", "install", "--quiet", "--python", str(python), *wanted)
         listed = uv("pip", "list", "--format", "json", "--python", str(python))
         versions = {row["name"]: row["version"] for row in json.loads(listed)}
-        (place / "installed.json").write_text(json.dumps(versions, indent=1))
+        shown = {name: versions[name] for name in SHOWN}
+        (place / "installed.json").write_text(json.dumps(shown))
     return python
 
 
@@ -259,11 +262,11 @@ def judge(error: str | None) -> dict[str, str]:
     first = re.sub(r" \(\S*site-packages\S*\)", "", error.splitlines()[0])[:200]
     if error.startswith("TimeoutError: over"):
         return {"outcome": "blocked", "by": "more time", "error": first}
-    for pattern in GONE:
-        gone = re.search(pattern, error)
-        if gone and gone["where"].partition(".")[0] in ("jax", "jaxlib", "flax"):
-            name = f"{gone['where']}.{gone['name']}"
-            return {"outcome": "fails", "gone": name, "error": first}
+    for pattern in ABSENT:
+        absent = re.search(pattern, error)
+        if absent and absent["where"].partition(".")[0] in ("jax", "jaxlib", "flax"):
+            name = f"{absent['where']}.{absent['name']}"
+            return {"outcome": "fails", "absent": name, "error": first}
     for need, pattern in BLOCKED.items():
         if re.search(pattern, error):
             return {"outcome": "blocked", "by": need, "error": first}
@@ -275,7 +278,7 @@ def survey(notebooks: list[Notebook], releases: list[str]) -> list[dict]:
 
     What is blocked on one release is not tried on the next.
     """
-    rows = [notebook._asdict() | {"results": {}} for notebook in notebooks]
+    rows = [dict(zip(TOLD, notebook)) | {"results": {}} for notebook in notebooks]
     for release in releases:
         environment(release)
         kept = STATE / release / "results.json"
@@ -318,14 +321,7 @@ def main() -> str | None:
             release: json.loads((STATE / release / "installed.json").read_text())
             for release in RELEASES
         }
-        shown = {
-            release: {name: had[name] for name in SHOWN}
-            for release, had in versions.items()
-        }
-        record(
-            "field",
-            {"found": len(found), "releases": shown, "notebooks": rows},
-        )
+        record("field", {"found": len(found), "releases": versions, "notebooks": rows})
     return None
 
 
