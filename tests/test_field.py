@@ -163,6 +163,11 @@ def test_what_takes_too_long_or_asks_the_network_is_blocked(here, monkeypatch):
         asks=f"{IDLE}import urllib.request\nurllib.request.urlopen('https://example.org')",
     )
     assert outcomes(here) == dict.fromkeys(("asks", "sleeps", "works"), ["blocked"])
+    kept = json.loads((field.STATE / "new/results.json").read_text())
+    errors = {key.split()[-1]: run["error"] for key, run in kept.items()}
+    assert "refused" in errors["asks.ipynb"]
+    assert "over 5 seconds" in errors["sleeps.ipynb"]
+    assert "over 2 seconds" in errors["works.ipynb"]
 
 
 def test_a_survey_that_was_cut_off_goes_on(here, monkeypatch):

@@ -75,7 +75,8 @@ BLOCKED = {
     "an accelerator": r"(?i)unknown backend|unable to initialize backend|no (tpu|gpu)"
     r"|backend '(tpu|gpu|cuda)'|only supported on (tpu|gpu)|requires? .*\b(tpu|gpu)s?\b"
     r"|interpret mode is supported on CPU",
-    "another number of devices": r"reshape array of size 8 |[Nn]umber of devices 8 ",
+    "another number of devices": r"reshape array of size 8 |[Nn]umber of devices 8 "
+    r"|divisible by 8\b|partitioned 8 times",
     "the network": r"(?i)proxy|urlopen|connection (refused|error)|name resolution"
     r"|cannot connect|connect to the server|offline|LocalEntryNotFound",
     "a file": r"^FileNotFoundError|^NotADirectoryError|No such file or directory",
