@@ -144,7 +144,7 @@ def test_what_may_fail_and_what_installs_is_passed_over(here):
         tagged=[cell(IDLE), cell("0 / 0", tags=["raises-exception"])],
         saved=[cell(IDLE), cell("1 / 0", outputs=ended)],
         fails=[cell(IDLE), cell("2 / 0"), cell("assert 2")],
-        installs=f"{IDLE}!pip -V > new\n!python -m pip -V > new\n"
+        installs=f"{IDLE}!pip -V > new\n!pip3 -V > new\n!python -m pip -V > new\n"
         "import os; assert not os.path.exists('new')",
     )
     found = outcomes(here)

@@ -53,7 +53,7 @@ SEVERAL_DEVICES = re.compile(
     r"|create_device_mesh)\b|\b(sharding|maps)(\.| import .*\b)Mesh\b"
 )
 INSTALLS = re.compile(
-    r"^([ \t]*)[!%][ \t]*(?:uv |python\S* -m )?(?:pip|conda|apt|apt-get)\b.*",
+    r"^([ \t]*)[!%][ \t]*(?:uv |python\S* -m )?(?:pip3?|conda|apt|apt-get)\b.*",
     re.MULTILINE,
 )
 NO_GIT = shutil.ignore_patterns(".git")
@@ -63,7 +63,6 @@ ENVIRONMENT = {
     "MPLBACKEND": "agg",
     "TQDM_DISABLE": "1",
     **{f"{scheme}_proxy": NOWHERE for scheme in ("http", "https", "all")},
-    **{f"{scheme}_PROXY": NOWHERE for scheme in ("HTTP", "HTTPS", "ALL")},
 }
 EIGHT = "--xla_force_host_platform_device_count=8"
 # Eight devices share few cores. JAX 0.7.2 stops at flags that it does not know.
