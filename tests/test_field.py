@@ -129,7 +129,8 @@ def test_a_notebook_runs_on_eight_devices_and_leaves_its_clone_alone(here):
     place = clone(
         here,
         "ann/one",
-        eight=f"{PARALLEL}open('new', 'w')\nassert jax.device_count() == 8",
+        eight=f"{PARALLEL}open('new', 'x')\nopen('/tmp/new of a test', 'x')\n"
+        "assert jax.device_count() == 8",
         seven=f"{PARALLEL}assert jax.device_count() == 7",
     )
     assert outcomes(here) == {"eight": 2 * ["passes"], "seven": 2 * ["fails"]}

@@ -56,6 +56,7 @@ INSTALLS = re.compile(
     r"^([ \t]*)[!%][ \t]*(?:uv |python\S* -m )?(?:pip3?|conda|apt|apt-get)\b.*",
     re.MULTILINE,
 )
+TEMPORARY = re.compile(r"(?<![\w.])/tmp\b")
 NO_GIT = shutil.ignore_patterns(".git")
 NOWHERE = "http://127.0.0.1:9"  # a proxy that is not there
 ENVIRONMENT = {
@@ -183,7 +184,7 @@ def execute(path: str) -> str | None:
     """Run a notebook's cells in this process, and return the error that stops it.
 
     A cell may fail that is tagged so, or whose saved output is an error. What installs
-    packages is left out.
+    packages is left out, and /tmp is a folder of the notebook's own.
     """
     from IPython.core.interactiveshell import InteractiveShell
 
@@ -197,6 +198,7 @@ def execute(path: str) -> str | None:
         may_fail = "error" in kinds or "raises-exception" in tags
         if cell["cell_type"] == "code":
             source = INSTALLS.sub(r"\1pass", "".join(cell["source"]))
+            source = TEMPORARY.sub(os.environ["TMPDIR"], source)
             result = shell.run_cell(source, store_history=True)
             error = result.error_before_exec or result.error_in_exec
             if error and not may_fail:
@@ -227,7 +229,8 @@ def attempt(release: str, notebook: Notebook) -> tuple[str | None, float]:
         inside = Path(place, "clone", notebook.path)
         shutil.copytree(original.parent, inside.parent, symlinks=True, ignore=NO_GIT)
         answer = Path(place, "answer.json")
-        own = {"XLA_FLAGS": " ".join(flags), "HOME": place, "PATH": os.environ["PATH"]}
+        own = {"XLA_FLAGS": " ".join(flags), "PATH": os.environ["PATH"]}
+        own |= dict.fromkeys(("HOME", "TMPDIR"), place)
         start = time.monotonic()
         process = subprocess.Popen(
             [environment(release), __file__, "--run", inside.name, answer],
