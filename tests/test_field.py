@@ -229,3 +229,10 @@ def test_a_whole_survey_is_recorded(here, monkeypatch):
     passes = dict.fromkeys(("new", "old"), {"outcome": "passes"})
     assert [row["results"] for row in found["notebooks"]] == [passes]
     assert found["notebooks"][0]["repository"] == "ann/one"
+
+
+def test_how_a_process_died_is_told():
+    assert "Check failed: n" in field.last_words("F0 Check failed: n\nstack", -6)
+    assert field.last_words("", -9).startswith("exit -9")
+    with pytest.raises(SystemExit, match="could not be run"):
+        field.last_words("Traceback", 1)

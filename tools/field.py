@@ -216,6 +216,8 @@ def last_words(told: str, code: int) -> str:
     """Why a process ended that gave no answer, by what it printed or by its signal."""
     if code == -signal.SIGXCPU or "Termination timeout" in told:
         return f"TimeoutError: over {SECONDS} seconds"
+    if code == 1:
+        raise SystemExit(f"The notebook could not be run:\n{told}")
     fatal = re.search(r"\S*bad_alloc|Check failed:.*|RESOURCE_EXHAUSTED.*", told)
     return fatal[0] if fatal else f"exit {code}: {told.strip()[-200:]}"
 
