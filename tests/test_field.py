@@ -97,6 +97,7 @@ def test_of_a_large_repository_the_same_two_are_drawn(here):
     [
         (None, "passes"),
         ("AttributeError: module 'jax' has no attribute 'tree_map'", "jax.tree_map"),
+        ("AttributeError: Module flax.nnx has no attribute 'a'", "flax.nnx.a"),
         (
             "ImportError: cannot import name 'maps' from 'jax.experimental' (x.py)",
             "jax.experimental.maps",

@@ -86,7 +86,7 @@ BLOCKED = {
     r"|need to install",
 }
 ABSENT = [  # how Python and JAX say that a name is not there, or not any longer
-    r"module '(?P<where>[\w.]+)' has no attribute '(?P<name>\w+)'",
+    r"[Mm]odule '?(?P<where>[\w.]+)'? has no attribute '(?P<name>\w+)'",
     r"cannot import name '(?P<name>\w+)' from '(?P<where>[\w.]+)'",
     r"No module named '(?P<where>(?:jax|flax)[\w.]*)\.(?P<name>\w+)'",
     r"(?P<where>jax[\w.]*)\.(?P<name>\w+)(?:\(\))? (?:was|is|has been) "
