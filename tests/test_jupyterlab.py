@@ -114,9 +114,10 @@ def filled_in(stub: str, solution: str, name: str) -> str:
     return "\n".join([*lines[: hole.lineno - 1], text, *lines[hole.end_lineno :]])
 
 
-def solve(page: Page, stub: Locator, check: Locator, *written) -> None:
-    """Fill a stub in, first wrong and then right, and read the judge's verdicts."""
-    exercise, _, solution = [cell.source for cell in written]
+def solve(page: Page, cells: Locator, written: list, place: int) -> None:
+    """Fill in the stub at a place, wrong and then right, and read the two verdicts."""
+    stub, check = cells.nth(place), cells.nth(place + 1)
+    exercise, solution = written[place].source, written[place + 2].source
     expect(check.locator(OUTPUT)).to_contain_text("Open. Write your answer")
     [wrong, *_] = re.findall(r"reject\(check, (\w+)\)", solution)
     for name, words in [(wrong, "Not yet."), ("answer", "Right.")]:
@@ -157,12 +158,7 @@ def test_chapter_in_jupyterlab(lab, opened, site, name):
 
     for place, cell in enumerate(written):
         if "exercise" in cell.metadata.get("tags", []):
-            solve(
-                page,
-                cells.nth(place),
-                cells.nth(place + 1),
-                *written[place : place + 3],
-            )
+            solve(page, cells, written, place)
 
     links = page.locator(".jp-RenderedMarkdown a[href*='/files/']")
     assert links.count() > 3

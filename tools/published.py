@@ -77,11 +77,10 @@ class Firefox:
         reduced_motion="",
         **options,
     ):
+        is_light = color_scheme != "dark"
         preferences = {
             "javascript.enabled": java_script_enabled,
-            "layout.css.prefers-color-scheme.content-override": int(
-                color_scheme == "light"
-            ),
+            "layout.css.prefers-color-scheme.content-override": int(is_light),
             "ui.prefersReducedMotion": int(reduced_motion == "reduce"),
         }
         key = str(preferences)
