@@ -171,7 +171,7 @@ def since(session: nox.Session) -> None:
 
 @nox.session(python=where_present("3.12"))
 def field(session: nox.Session) -> None:
-    """Run the notebooks of clones in a folder on three releases: `-- FOLDER --record`."""
+    """Run notebooks of others on three releases: `-- FOLDER`, where clones lie."""
     install_lock(session)
     env = {"UV": nox.virtualenv.UV}
     session.run("python", "tools/field.py", *session.posargs, env=env)
