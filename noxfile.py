@@ -245,18 +245,25 @@ def lint(session: nox.Session) -> None:
     session.run("pytest", "-q", "-n2", "-rs", *WORKFLOW_TESTS, env=env)
 
 
-@nox.session
-def site(session: nox.Session) -> None:
-    """Read the built site in two browsers; `-- --record` keeps Chromium's numbers."""
+def read_site(session: nox.Session, *options: str) -> None:
+    """Read the built site in a browser."""
     if shutil.which("npm") is None:
         session.error("there is no npm: run apt-get install npm, or install Node.js")
     install_lock(session, "tests/requirements.lock")
     session.run("npm", "ci", "--prefix", "tests", "--ignore-scripts", external=True)
-    workers = "-n0" if "--record" in session.posargs else "-n2"
-    session.run("pytest", "-q", workers, *IN_BROWSER, *session.posargs)
-    if not session.posargs:
-        firefox = ("--browser=firefox", "-m", "not chromium")
-        session.run("pytest", "-q", workers, *firefox, *IN_BROWSER)
+    session.run("pytest", "-q", *options, *IN_BROWSER, *session.posargs)
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Read the built site in headless Chromium; `-- --record` keeps the numbers."""
+    read_site(session, "-n0" if "--record" in session.posargs else "-n2")
+
+
+@nox.session
+def firefox(session: nox.Session) -> None:
+    """Read the built site in headless Firefox, as `site` does in Chromium."""
+    read_site(session, "-n2", "--browser=firefox", "-m", "not chromium")
 
 
 @nox.session

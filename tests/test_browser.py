@@ -1,4 +1,4 @@
-"""The built site as a reader meets it, in two headless browsers: run by `nox -s site`.
+"""The built site as a reader meets it, in a headless browser: `nox -s site`, `nox -s firefox`.
 
 What is marked `chromium` is not asked of Firefox, for the reason beside it.
 """
