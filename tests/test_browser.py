@@ -1,4 +1,4 @@
-"""The built site as a reader meets it, in a headless browser: `nox -s site`, `nox -s firefox`.
+"""The built site as readers meet it, in a browser: `nox -s site` and `nox -s firefox`.
 
 What is marked `chromium` is not asked of Firefox, for the reason beside it.
 """
