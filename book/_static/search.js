@@ -26,7 +26,7 @@ const Search = (() => {
   const ANNOUNCES = /^book\/(?:index|status|references|glossary|running)\.html/;
   const OPENS = /^(?:What you will learn|Setup|Recap|Next)$/;
   const SHARE = { announcing: 0.6, opening: 0.8, besideMessage: 0.25, part: 0.25, name: 1.5 };
-  const [K1, B, HEADING, TITLE] = [1.2, 0.5, 1.5, 0.5];
+  const [K1, B, HEADING, TITLE] = [1.2, 0.5, 2, 0.25];
 
   const stem = (word) => (word.length > 4 ? word.replace(/(?:ings?|ed|es|s|e|ions?|ly)$/, "") : word);
   const counts = (word) => word.length > 1 && !/^\d+$/.test(word) && !PLAIN.has(word);
