@@ -64,6 +64,26 @@ def test_a_page_is_run_when_what_it_depends_on_changes(book, capsys):
         assert run_again(capsys) == (None, rested), file
 
 
+BEGINS = """import sys
+loaded = {"jax", "orbax.checkpoint"} <= set(sys.modules)
+import jax
+jax.config.update("jax_num_cpu_devices", 3)
+import matplotlib.pyplot as plt
+plt.plot([1, 2])
+print(loaded, jax.device_count(), *[path for path in sys.path if "tools" in path])"""
+
+
+def test_a_kernel_begins_with_the_imports_and_without_devices(book):
+    """A page chooses its devices still, and shows its figures as in any notebook."""
+    page = book / "notebooks/one.md"
+    page.write_text(PAGE.format(code=BEGINS))
+    read = execute.myst_nb_reader_plugin(str(page))
+    [cell] = [c for c in execute.run(page, read).nb.cells if c.cell_type == "code"]
+    [printed] = [out.text for out in cell.outputs if out.output_type == "stream"]
+    assert printed == "True 3\n"
+    assert any("image/png" in out.get("data", {}) for out in cell.outputs)
+
+
 @pytest.mark.parametrize(
     "code, said",
     [

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from jupyter_cache.executors.utils import ExecutionResult, single_nb_execution
+from kernels import PreparedKernelManager
 from legs import REPORTS, versions
 from measured import ROOT, earlier, text_digest
 from myst_nb.core.read import myst_nb_reader_plugin
@@ -40,10 +41,15 @@ def pages() -> list[Path]:
     return sorted(found, key=lambda path: -seconds.get(path.stem, LIMIT))
 
 
-def run(path: Path) -> ExecutionResult:
+def run(path: Path, notebook: NotebookNode) -> ExecutionResult:
     """Run all cells of a page in its folder."""
-    notebook = myst_nb_reader_plugin(str(path))
-    return single_nb_execution(notebook, str(path.parent), LIMIT, allow_errors=False)
+    return single_nb_execution(
+        notebook,
+        str(path.parent),
+        LIMIT,
+        allow_errors=False,
+        kernel_manager_class=PreparedKernelManager,
+    )
 
 
 def complaints(notebook: NotebookNode) -> str:
@@ -62,10 +68,10 @@ def inputs(path: Path) -> str:
     return " ".join([platform.python_version(), *map(text_digest, files)])
 
 
-def kept(cache, path: Path) -> float | None:
+def kept(cache, path: Path, notebook: NotebookNode) -> float | None:
     """The seconds that a page took, if the cache has it with its inputs of today."""
     try:
-        record = cache.match_cache_notebook(myst_nb_reader_plugin(str(path)))
+        record = cache.match_cache_notebook(notebook)
     except KeyError:
         return None
     return (
@@ -78,11 +84,13 @@ def kept(cache, path: Path) -> float | None:
 def main() -> str | None:
     """Run what the cache does not have; name the pages that fail."""
     cache = get_cache(CACHE)
-    seconds = {path: kept(cache, path) for path in pages()}
+    notebooks = {path: myst_nb_reader_plugin(str(path)) for path in pages()}
+    seconds = {path: kept(cache, path, book) for path, book in notebooks.items()}
     wanted = [path for path, took in seconds.items() if took is None]
     failed = []
-    with ProcessPoolExecutor(AT_ONCE) as pool:
-        for path, result in zip(wanted, pool.map(run, wanted)):
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = pool.map(run, wanted, map(notebooks.get, wanted))
+        for path, result in zip(wanted, results):
             if problem := result.exc_string or complaints(result.nb):
                 print(f"{path}\n{problem}", flush=True)
                 failed.append(path.name)
