@@ -22,7 +22,9 @@ CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 
 @cache
 def page(path: Path) -> BeautifulSoup:
-    return BeautifulSoup(path.read_text(), "html.parser")
+    """A page without the colours of its code, which are most of its tags."""
+    plain = re.sub("</?span[^>]*>", "", path.read_text())
+    return BeautifulSoup(plain, "html.parser")
 
 
 @cache

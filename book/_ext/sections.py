@@ -52,17 +52,19 @@ def sections(doctree):
 
 
 def write_sections(app, error):
-    """Pack the sections of all pages, whether they were read again or not."""
+    """Pack the sections of all pages, if any page was read again."""
     if error or app.builder.format != "html":
+        return
+    packed_at = Path(app.outdir, "sections.bin")
+    read = [path.stat().st_mtime for path in Path(app.doctreedir).glob("*/*.doctree")]
+    if packed_at.exists() and max(read) < packed_at.stat().st_mtime:
         return
     pages = {
         f"{name}.html": [*sections(app.env.get_doctree(name))]
         for name in sorted(app.env.found_docs)
     }
     packed = gzip.compress(json.dumps(pages, ensure_ascii=False).encode(), mtime=0)
-    Path(app.outdir, "sections.bin").write_bytes(
-        packed
-    )  # .gz is unpacked by some hosts
+    packed_at.write_bytes(packed)  # as .gz, some hosts would unpack it
 
 
 def replace_search(app):
