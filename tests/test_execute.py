@@ -1,6 +1,7 @@
 """What of the pages is run, and what was kept of an earlier run."""
 
 import json
+from multiprocessing import forkserver
 
 import execute
 import measured
@@ -75,6 +76,7 @@ print(loaded, jax.device_count(), *[path for path in sys.path if "tools" in path
 
 def test_a_kernel_begins_with_the_imports_and_without_devices(book):
     """A page chooses its devices still, and shows its figures as in any notebook."""
+    forkserver._forkserver._stop()  # another test may have started it, for itself
     page = book / "notebooks/one.md"
     page.write_text(PAGE.format(code=BEGINS))
     read = execute.myst_nb_reader_plugin(str(page))

@@ -14,10 +14,10 @@ from jupyter_client import AsyncKernelManager
 # Matplotlib looks for it when it is imported, and a kernel would set it too late.
 os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
 FORKS = get_context("forkserver")
-FORKS.set_forkserver_preload(
-    "__main__ flax.linen flax.nnx ipykernel.kernelapp jax matplotlib.pyplot optax"
-    " orbax.checkpoint sklearn.datasets".split()
-)
+IMPORTS = """
+    __main__ flax.linen flax.nnx ipykernel.kernelapp jax matplotlib.pyplot optax
+    orbax.checkpoint sklearn.datasets
+""".split()
 
 
 def become_kernel(file: str, folder: str, settings: dict[str, str]) -> None:
@@ -37,6 +37,7 @@ class Forked:
     stdin = stdout = stderr = None
 
     def __init__(self, *about):
+        FORKS.set_forkserver_preload(IMPORTS)  # heard once, before the first fork
         self.process = FORKS.Process(target=become_kernel, args=about)
         self.process.start()
         self.pid = self.process.pid
