@@ -23,7 +23,7 @@ const Search = (() => {
     then there these they this those though to too try trying until up us use used using very want
     was way we were what when where which while who why will with within without would you your`
     .split(/\s+/));
-  const ANNOUNCES = /^book\/(?:index|status|references|glossary|running)\.html/;
+  const ANNOUNCES = /^book\/(?:index|status|references|glossary|running|field)\.html/;
   const OPENS = /^(?:What you will learn|Setup|Recap|Next)$/;
   const SHARE = { announcing: 0.6, opening: 0.8, besideMessage: 0.25, part: 0.25, name: 1.5 };
   const [K1, B, HEADING, TITLE] = [1.2, 0.5, 2, 0.25];
