@@ -4,6 +4,7 @@
 # ///
 """Build, test and publish the book; `uvx nox -l` lists the sessions."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,6 +18,9 @@ nox.needs_version = (
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["tests", "book"]
+
+# Some images set it; then each process compiles all that it imports, for seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 KAGGLE = ["jax==0.10.2", "jaxlib==0.10.2"]
 # Eight devices share few cores: a collective may wait long for the last of them.
