@@ -3,6 +3,7 @@
 Run by `nox -s book`, but for the downloads, and in full by `nox -s publish`.
 """
 
+import gc
 import json
 import re
 from functools import cache
@@ -24,7 +25,9 @@ CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 def page(path: Path) -> BeautifulSoup:
     """A page without the colours of its code, which are most of its tags."""
     plain = re.sub("</?span[^>]*>", "", path.read_text())
-    return BeautifulSoup(plain, "html.parser")
+    parsed = BeautifulSoup(plain, "html.parser")
+    gc.freeze()  # kept to the end: nobody need look through it for garbage
+    return parsed
 
 
 @cache

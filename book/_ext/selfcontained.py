@@ -48,9 +48,11 @@ to_mathml = LatexToMathML().convert_with_local_state
 
 
 def newest(path):
-    """When a file, or what lies in a folder, was last written, in microseconds."""
+    """When a file, or what lies in a folder, was last written, in microseconds; but
+    for what Python compiles for itself."""
     files = [path, *path.rglob("*")]
-    return max(file.stat().st_mtime_ns for file in files) // 1000
+    ours = [file for file in files if "__pycache__" not in str(file)]
+    return max(file.stat().st_mtime_ns for file in ours) // 1000
 
 
 def read_again(app, env, added, changed, removed):
