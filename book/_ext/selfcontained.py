@@ -49,9 +49,9 @@ to_mathml = LatexToMathML().convert_with_local_state
 
 def newest(path):
     """When a file, or what lies in a folder, was last written, in microseconds; but
-    for what Python compiles for itself."""
+    for pages, which Sphinx looks after, and what Python compiles for itself."""
     files = [path, *path.rglob("*")]
-    ours = [file for file in files if "__pycache__" not in str(file)]
+    ours = [f for f in files if f.suffix != ".md" and "__pycache__" not in str(f)]
     return max(file.stat().st_mtime_ns for file in ours) // 1000
 
 
@@ -59,19 +59,28 @@ def read_again(app, env, added, changed, removed):
     """Make the state of the build anew when anything of the site has changed."""
     parts = [Path(app.srcdir, part) for part in ("_config.yml", "book", "launch")]
     made = env.all_docs.get("book/status", 0)
-    is_older = max(newest(part) for part in parts) > made
-    app.something_changed = bool(added | changed | removed) or is_older
-    return ["book/status"] if app.something_changed and made else []
+    app.site_changed = max(newest(part) for part in parts) > made
+    something_changed = added | changed | removed or app.site_changed
+    return ["book/status"] if something_changed and made else []
 
 
 def write_again(app, env):
-    """Write all pages when one has changed, for each has a part in the map of the site;
-    and leave none whose source is gone."""
-    if app.something_changed and app.builder.format == "html":
+    """Write all pages when the site has changed or a heading, which other pages may
+    name; and leave none whose source is gone."""
+    headings = {name: contents.astext() for name, contents in env.tocs.items()}
+    app.site_changed |= headings != getattr(env, "headings", None)
+    env.headings = headings
+    if app.site_changed and app.builder.format == "html":
         for path in Path(app.outdir).rglob("*.html"):
             path.unlink()
         return sorted(env.found_docs)
     return []
+
+
+def keep_map(app, error):
+    """Leave the map of the site as it is if only some pages have been written."""
+    while not (app.site_changed or app.sitemap_links.empty()):
+        app.sitemap_links.get()
 
 
 def inline_formula(translator, node):
@@ -234,5 +243,6 @@ def setup(app):
     app.connect("html-page-context", call_folds_by_their_text)
     app.connect("html-page-context", let_drawings_scroll)
     app.connect("html-page-context", write_code_plainly)
+    app.connect("build-finished", keep_map, priority=400)  # before it is drawn
     app.connect("build-finished", publish_lightly)
     return {"parallel_read_safe": True, "env_version": 4}
