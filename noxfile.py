@@ -33,7 +33,12 @@ PATIENCE = {
 # and wide vectors do not pay.
 # The sessions that run the chapters on other versions leave that as readers have it.
 CHEAPLY = "--xla_backend_optimization_level=1 --xla_cpu_prefer_vector_width=128"
-ONCE = {"XLA_FLAGS": f"{PATIENCE['XLA_FLAGS']} {CHEAPLY}"}
+ONCE = {
+    "XLA_FLAGS": f"{PATIENCE['XLA_FLAGS']} {CHEAPLY}",
+    # What a page compiled, it need not compile again when one of its cells is edited.
+    "JAX_COMPILATION_CACHE_DIR": str(Path("_build/compiled").resolve()),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+}
 HOUSE_RULES = "tests/test_book.py"
 EXECUTE = ["--nbmake", "--nbmake-timeout=300", "-n2", "notebooks"]
 SELF_TESTS = [
