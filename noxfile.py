@@ -27,13 +27,15 @@ KAGGLE = ["jax==0.10.2", "jaxlib==0.10.2"]
 # JAX 0.7.2 stops at flags it does not know, so only the locked versions get these.
 PATIENCE = {
     "XLA_FLAGS": "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120"
-    " --xla_cpu_collective_call_terminate_timeout_seconds=300"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=300",
+    # A restore that Orbax refuses may leave a coroutine that nobody awaits, by chance.
+    "PYTHONWARNINGS": "ignore:coroutine:RuntimeWarning",
 }
 # To optimise the machine code of small programs takes longer than to run them once,
 # and wide vectors do not pay.
 # The sessions that run the chapters on other versions leave that as readers have it.
 CHEAPLY = "--xla_backend_optimization_level=1 --xla_cpu_prefer_vector_width=128"
-ONCE = {
+ONCE = PATIENCE | {
     "XLA_FLAGS": f"{PATIENCE['XLA_FLAGS']} {CHEAPLY}",
     # What a page compiled, it need not compile again when one of its cells is edited.
     "JAX_COMPILATION_CACHE_DIR": str(Path("_build/compiled").resolve()),
