@@ -79,7 +79,9 @@ def write_again(app, env):
 
 def keep_map(app, error):
     """Leave the map of the site as it is if only some pages have been written."""
-    while not (app.site_changed or app.sitemap_links.empty()):
+    if error or app.site_changed or not Path(app.outdir, "sitemap.xml").exists():
+        return
+    while not app.sitemap_links.empty():
         app.sitemap_links.get()
 
 
