@@ -197,7 +197,7 @@ FAULTS = {
     ],
     checks.chapters_have_a_length: [
         ("word " * 450, "word", "words"),
-        ("word " * 450, "word " * 3000, "words"),
+        ("word " * 450, "word " * 4000, "words"),
     ],
     checks.predictions_are_left_to_the_reader: [
         (r"print\(1 \+ 0\)", "assert 1 + 0 == 1", "after a Predict checks it"),
