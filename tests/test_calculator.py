@@ -380,6 +380,16 @@ def test_answer_follows_what_is_typed(calculator):
     expect(weights).to_contain_text("mixing are 22 % of the arithmetic")
 
 
+def test_beyond_a_server_the_answer_warns(calculator):
+    type_in(calculator, chip="H100", devices=8, fsdp=8)
+    expect(answer(calculator)).to_contain_text("of its peak.")
+    expect(answer(calculator)).not_to_contain_text("NVLink")
+    type_in(calculator, devices=16, fsdp=16)
+    expect(answer(calculator)).to_contain_text("NVLink joins 8 of them")
+    type_in(calculator, chip="TPU v5e")
+    expect(answer(calculator)).not_to_contain_text("NVLink")
+
+
 def test_one_device_has_no_wires(calculator):
     type_in(calculator, devices=1, fsdp=1, tokens=2048, gated="no")
     expect(answer(calculator)).to_contain_text("The one device would hold")

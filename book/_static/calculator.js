@@ -24,6 +24,7 @@
     "TPU7x": [2307e12 / 2, 96 * GIB, 7380e9 / 2, 200e9, 3], // a device is half a chip
     "H100": [989e12, 80e9, 3350e9, 450e9, 1],
   };
+  const REACH = { "H100": 8 }; // devices that NVLink joins in a common server
   /* Bytes for each weight: itself, its gradient, and the rest of the training state. */
   const RECIPES = { "Adam f32": [2, 2, 12], "Adam bf16": [2, 2, 4], "SGD": [2, 2, 0] };
 
@@ -44,7 +45,7 @@
   function read(texts) {
     const [flops, memory, memorySpeed, axisSpeed, axes] = CHIPS[texts.chip];
     const at = {
-      chip: { flops, memory, memorySpeed, axisSpeed, axes },
+      chip: { flops, memory, memorySpeed, axisSpeed, axes, reach: REACH[texts.chip] ?? Infinity },
       recipe: RECIPES[texts.recipe],
       gathers: texts.gathers === "twice" ? 2 : 1,
       matrices: texts.gated === "yes" ? 3 : 2,
@@ -144,7 +145,9 @@
       + ` where ${binding} ${binding === "wires" ? "bind" : "binds"}, and ${seconds(most)} at worst:`
       + ` ${three(at.tokens / least)} to ${three(at.tokens / most)} tokens a second, with the`
       + ` arithmetic at ${percent(alone.arithmetic, least)} to`
-      + ` ${percent(alone.arithmetic, most)} of its peak.`;
+      + ` ${percent(alone.arithmetic, most)} of its peak.`
+      + (at.devices <= at.chip.reach ? "" : ` NVLink joins ${at.chip.reach} of them in a`
+        + " common server. The network beyond it is slower, and so is the step.");
   }
 
   function limit(axis, { has, above, below }, at) {
