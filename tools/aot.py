@@ -34,13 +34,14 @@ CHAPTER = "27_compiling_for_tpus"
 CELL = ROOT / "book/cells/recorded_programs.py"
 COMPILERS = ("jax", "libtpu", "jax-cuda12-plugin")
 EVERYWHERE = ("TPU v5e", "TPU v5p", "TPU v6e", "TPU7x", "H100")
+IN_A_PLANE = "v5p:2x4x1"  # the eight chips that "TPU v5p" has in a box
 CHIPS = ("TPU v5e", "H100")
 HERE_TOO = ("CPU", *CHIPS)  # for the programs of other chapters
 MADE_IN_27 = {
     "data_parallel": EVERYWHERE,
-    "fully_sharded": EVERYWHERE,
+    "fully_sharded": (*EVERYWHERE, IN_A_PLANE),
     "data_parallel_wide": EVERYWHERE,
-    "fully_sharded_wide": EVERYWHERE,
+    "fully_sharded_wide": (*EVERYWHERE, IN_A_PLANE),
     "fully_sharded_auto": CHIPS,
     "tensor_parallel": CHIPS,
     "experts": CHIPS,
