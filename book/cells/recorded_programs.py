@@ -16,7 +16,7 @@ class Written(NamedTuple):
 
 
 recorded_with = {
-    "date": "2026-11-22",
+    "date": "2026-11-23",
     "jax": "0.12.0.1",
     "libtpu": "0.0.50.1",
     "jax-cuda12-plugin": "0.12.0.1",
@@ -171,6 +171,24 @@ recorded = {
             "reduce 1, start reduce-scatter 2, done reduce-scatter 2"
         ),
         lines=[],
+    ),
+    ("fully_sharded", "v5p:2x4x1"): Written(
+        collectives={
+            ("all-gather", 8): (4, 29360128),
+            ("all-reduce", 8): (1, 7),
+            ("reduce-scatter", 8): (4, 29360128),
+        },
+        printed={"all-reduce": 1, "all-gather": 4, "reduce-scatter": 4},
+        given=6291456,
+        scratch=42728704,
+        peak=48236064,
+        flops=94996791296.0,
+        order=(
+            "4 all-gather, 4 matmul, scalar all-reduce, 3 matmul, reduce-"
+            "scatter, matmul, reduce-scatter, 2 matmul, reduce-scatter, "
+            "matmul, reduce-scatter"
+        ),
+        lines=["reduce-scatter, StrategyRing, colors:1 phases:1"],
     ),
     ("data_parallel_wide", "TPU v5e"): Written(
         collectives={("all-reduce", 8): (5, 939524103)},
@@ -361,6 +379,35 @@ recorded = {
             "scatter 6, done reduce-scatter 6"
         ),
         lines=[],
+    ),
+    ("fully_sharded_wide", "v5p:2x4x1"): Written(
+        collectives={
+            ("all-gather", 8): (4, 469762048),
+            ("all-reduce", 8): (1, 7),
+            ("collective-permute", 7): (2, 4587520),
+            ("reduce-scatter", 8): (4, 474349568),
+        },
+        printed={
+            "all-reduce": 3,
+            "all-gather": 4,
+            "reduce-scatter": 2,
+            "collective-permute": 2,
+        },
+        given=75497472,
+        scratch=520813408,
+        peak=595601440,
+        flops=1514146365440.0,
+        order=(
+            "all-gather, matmul, all-gather, matmul, all-gather, matmul, "
+            "all-gather, 5 matmul, reduce-scatter, matmul, reduce-scatter, "
+            "start collective-permute 0, done collective-permute 0, matmul,"
+            " reduce-scatter, matmul, reduce-scatter, start collective-"
+            "permute 1, done collective-permute 1, scalar all-reduce"
+        ),
+        lines=[
+            "fusion, StrategyRing, colors:1 phases:1",
+            "reduce-scatter, StrategyRing, colors:1 phases:1",
+        ],
     ),
     ("fully_sharded_auto", "TPU v5e"): Written(
         collectives={
