@@ -147,7 +147,7 @@
       + ` arithmetic at ${percent(alone.arithmetic, least)} to`
       + ` ${percent(alone.arithmetic, most)} of its peak.`
       + (at.devices <= at.chip.reach ? "" : ` NVLink joins ${at.chip.reach} of them in a`
-        + " common server. The network beyond it is slower, and so is the step.");
+        + " common server. The network beyond it is slower, which these times leave out.");
   }
 
   function limit(axis, { has, above, below }, at) {
