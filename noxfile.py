@@ -116,7 +116,7 @@ def run_chapters(session: nox.Session, *also: str) -> None:
         session.run("pytest", *session.posargs)
         return
     leg = f"_build/legs/{session.name}"
-    session.run("python", "tools/legs.py", f"{leg}.json")
+    session.run("python", "lab/versions.py", f"{leg}.json")
     session.run("pytest", *also, *EXECUTE, f"--junitxml={leg}.xml")
 
 
@@ -157,7 +157,7 @@ def next(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def legs(session: nox.Session) -> None:
     """Keep the last run of each of the four sessions above for the status page."""
-    session.run("python3", "tools/legs.py", external=True)
+    session.run("python3", "lab/versions.py", external=True)
 
 
 @nox.session
@@ -180,7 +180,7 @@ def since(session: nox.Session) -> None:
     """Try old names on the releases of JAX between which they are said to change."""
     install_lock(session)
     env = {"UV": nox.virtualenv.UV, "PYTHONPATH": "book"}
-    session.run("python", "tools/since.py", env=env)
+    session.run("python", "lab/since.py", env=env)
 
 
 @nox.session(python=where_present("3.12"))
@@ -188,7 +188,7 @@ def field(session: nox.Session) -> None:
     """Run notebooks of others on three releases: `-- FOLDER`, where clones lie."""
     install_lock(session)
     env = {"UV": nox.virtualenv.UV}
-    session.run("python", "tools/field.py", *session.posargs, env=env)
+    session.run("python", "lab/field.py", *session.posargs, env=env)
 
 
 @nox.session(python=where_present("3.11"))
@@ -199,7 +199,7 @@ def pytorch(session: nox.Session) -> None:
     """
     install_lock(session)
     session.install("torch==2.13.0")
-    session.run("python", "tools/pytorch.py", *session.posargs)
+    session.run("python", "lab/pytorch.py", *session.posargs)
 
 
 @nox.session
@@ -210,7 +210,7 @@ def hosts(session: nox.Session) -> None:
     """
     install_lock(session)
     time = {"interrupt_timeout": 30, "terminate_timeout": 30}  # to remove the hosts
-    session.run("python", "tools/hosts.py", *session.posargs, **time)
+    session.run("python", "lab/hosts.py", *session.posargs, **time)
 
 
 @nox.session
@@ -220,7 +220,7 @@ def launchers(session: nox.Session) -> None:
     `-- --sudo` becomes root by sudo, and `-- --record` keeps the numbers.
     """
     install_lock(session)
-    words = ["python", "tools/launchers.py", *session.posargs]
+    words = ["python", "lab/launchers.py", *session.posargs]
     # After Ctrl-C it ends what it started, and that takes a while.
     session.run(*words, env=PATIENCE, interrupt_timeout=30, terminate_timeout=30)
 
@@ -240,7 +240,7 @@ def aot(session: nox.Session) -> None:
     cuda = (f"jax-cuda12-plugin=={jax}", f"jax-cuda12-pjrt=={jax}")
     session.install("--no-deps", *cuda)
     env = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "MPLBACKEND": "agg"}
-    session.run("python", "tools/aot.py", *session.posargs, env=env)
+    session.run("python", "lab/aot.py", *session.posargs, env=env)
 
 
 @nox.session

@@ -248,7 +248,7 @@ def test_a_row_too_many_or_too_few_is_told():
 
 
 def test_without_a_compiler_it_says_what_is_missing():
-    tool = [sys.executable, ROOT / "tools/aot.py"]
+    tool = [sys.executable, ROOT / "lab/aot.py"]
     ended = subprocess.run(tool, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "nox -s aot" in ended.stderr

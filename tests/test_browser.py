@@ -7,7 +7,7 @@ import io
 from collections import defaultdict
 
 import pytest
-from measured import record, text_digest
+from record import record, text_digest
 from pair import ROOT
 from published import SITE, Firefox
 from pypdf import PdfReader

@@ -4,7 +4,7 @@ import json
 from multiprocessing import forkserver
 
 import execute
-import measured
+import record
 import pytest
 
 PAGE = """---

@@ -286,7 +286,7 @@ def test_the_job_asks_slurm_for_what_a_restart_needs():
     assert not any("#SBATCH" in line for line in lines[first_command:])  # not read
 
 
-# ------------------------------------------------------------------ tools/launchers.py
+# ------------------------------------------------------------------ lab/launchers.py
 
 SAID = """8 cpu devices, 8 rows of a batch on each
 step     8  loss 2.010195

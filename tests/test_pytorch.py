@@ -7,7 +7,7 @@ import re
 
 from pair import ROOT
 
-SCRIPT = (ROOT / "tools/pytorch.py").read_text()
+SCRIPT = (ROOT / "lab/pytorch.py").read_text()
 PAGE = (ROOT / "book/from_pytorch_parallelism.md").read_text()
 RECORDED = json.loads((ROOT / "book/measured/pytorch.json").read_text())
 SHOWN, OWN = SCRIPT.split("# ---------------------------------------------------", 1)

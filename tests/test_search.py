@@ -5,7 +5,7 @@ import re
 
 import pytest
 from bs4 import BeautifulSoup
-from measured import earlier, record
+from record import earlier, record
 from pair import ROOT
 from playwright.sync_api import expect
 from published import SITE

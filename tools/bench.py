@@ -21,7 +21,7 @@ import optax
 from flax import jax_utils
 from flax import linen as nn
 from jax.stages import Compiled
-from measured import code_digests, record
+from record import code_digests, record
 from pair import ROOT
 
 P, Auto = jax.P, jax.sharding.AxisType.Auto

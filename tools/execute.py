@@ -20,8 +20,8 @@ from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
 from jupyter_cache.executors.utils import ExecutionResult, single_nb_execution
 from kernels import PreparedKernelManager
-from legs import REPORTS, versions
-from measured import ROOT, earlier, text_digest
+from versions import REPORTS, versions
+from record import ROOT, earlier, text_digest
 from myst_nb.core.read import myst_nb_reader_plugin
 from nbformat import NotebookNode
 

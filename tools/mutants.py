@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from checks import calls, chapters, is_shared, syntax, tags
 from IPython.core.interactiveshell import InteractiveShell
-from measured import circumstances, code_digest, earlier, record
+from record import circumstances, code_digest, earlier, record
 from nbformat import NotebookNode
 from pair import ROOT
 from traitlets.config import Config

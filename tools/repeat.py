@@ -14,7 +14,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from measured import code_digests, record
+from record import code_digests, record
 from pair import ROOT
 
 WORKERS = 2

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from measured import record
+from record import record
 from pair import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from measured import ROOT, circumstances, code_digests
+from record import ROOT, circumstances, code_digests
 
 REPORTS = ROOT / "_build/legs"
 KEPT = ROOT / "book/measured/legs.json"

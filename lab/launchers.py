@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from measured import record, text_digest
+from record import record, text_digest
 from pair import ROOT
 
 LAUNCH = ROOT / "launch"
@@ -57,7 +57,7 @@ def unfit() -> str:
 
 POLICY = Path("/usr/sbin/policy-rc.d")  # asked before a new package starts its daemons
 NO_DAEMONS = (
-    "#!/bin/sh\n# Written by tools/launchers.py for as long as it runs.\nexit 101\n"
+    "#!/bin/sh\n# Written by lab/launchers.py for as long as it runs.\nexit 101\n"
 )
 
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 
-from measured import record
+from record import record
 from old_names import EVERY, Row
 from pair import ROOT
 

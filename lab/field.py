@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from measured import ROOT, code_digest, record
+from record import ROOT, code_digest, record
 
 STATE = ROOT / "_build/field"
 RELEASES = {  # on each the book's own chapters run too: the legs tests, kaggle, colab

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from importlib.metadata import distributions, version
 
 import nbformat
-from measured import earlier, record
+from record import earlier, record
 from pair import ROOT
 
 CHAPTER = "27_compiling_for_tpus"
