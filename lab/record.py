@@ -1,32 +1,55 @@
-"""What a run measured, kept in book/measured for the pages that show it."""
+"""Keep what was measured in book/measured, and tell what of it is older.
 
+book/measured/NAME.json holds the parts of a record: of each what was found, when, by
+which commit, on what machine, with which versions, and a digest of every file that was
+measured. A part is *older* as soon as one of those files would run otherwise. Comments,
+docstrings, the layout of code and the type hints of functions change nothing.
+"""
+
+import ast
 import datetime
 import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+KEPT = ROOT / "book/measured"
+Part = dict  # recorded, commit, on, versions, of, found
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
 
-def code_digest(notebook: Path) -> str:
-    """The digest of a notebook's code cells; prose may change without changing it."""
-    cells = json.loads(notebook.read_text())["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    return hashlib.sha256("\n".join(code).encode()).hexdigest()[:16]
+def meaning(code: str) -> str:
+    """What Python makes of a program: no comment, docstring or hint is part of it."""
+    tree = ast.parse(re.sub(r"^([ \t]*)[%!].*$", r"\1pass", code, flags=re.MULTILINE))
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.dump(tree)
 
 
-def code_digests() -> dict[str, str]:
-    """The digest of every chapter's code, by the chapter's name."""
-    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    return {path.stem: code_digest(path) for path in paths}
-
-
-def text_digest(page: Path) -> str:
-    """The digest of a page's or a program's whole text."""
-    return hashlib.sha256(page.read_bytes()).hexdigest()[:16]
+def digest(path: Path) -> str:
+    """A digest of what a notebook or a program does, or of any other file's bytes."""
+    if not path.exists():
+        return "no such file"
+    if path.suffix == ".ipynb":
+        cells = json.loads(path.read_text())["cells"]
+        code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+        text = "\n".join(map(meaning, code)).encode()
+    elif path.suffix == ".py":
+        text = meaning(path.read_text()).encode()
+    else:
+        text = path.read_bytes()
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def ask_git(*words: str) -> str:
@@ -55,13 +78,57 @@ def circumstances() -> dict[str, str]:
     }
 
 
-def earlier(name: str) -> dict:
-    """What an earlier run found, or nothing."""
-    path = ROOT / f"book/measured/{name}.json"
+def installed(*names: str) -> dict[str, str]:
+    """The versions of these packages, of those that are installed."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            pass
+    return found
+
+
+def read(name: str) -> dict[str, Part]:
+    """The parts of a record as they were kept; none, if nothing was."""
+    path = KEPT / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def record(name: str, numbers: dict) -> None:
-    """Keep what a run found in book/measured, with its circumstances."""
-    path = ROOT / f"book/measured/{name}.json"
-    path.write_text(json.dumps(circumstances() | numbers, indent=1) + "\n")
+def keep(
+    name: str, part: str, found: object, of: Iterable[str], versions: dict[str, str]
+) -> None:
+    """Write what was found of a part beside the other parts of its record.
+
+    `of` names the files that were measured, from the root of the repository.
+    """
+    digests = {file: digest(ROOT / file) for file in sorted(of)}
+    about = {"versions": versions, "of": digests, "found": found}
+    parts = read(name) | {part: circumstances() | about}
+    KEPT.mkdir(exist_ok=True)
+    text = json.dumps(dict(sorted(parts.items())), indent=1, ensure_ascii=False)
+    (KEPT / f"{name}.json").write_text(text + "\n")
+
+
+def older(part: Part) -> list[str]:
+    """The measured files that would run otherwise today; none, if the part holds."""
+    return [file for file, known in part["of"].items() if digest(ROOT / file) != known]
+
+
+def told(parts: dict[str, Part]) -> str:
+    """A sentence for a page: when, by which commits, on what and with what."""
+
+    def every(key: str) -> str:
+        return " and ".join(sorted({part[key] for part in parts.values()}))
+
+    versions = {
+        f"{name} {number}"
+        for part in parts.values()
+        for name, number in part["versions"].items()
+    }
+    text = f"Recorded {every('recorded')} by commit {every('commit')} on {every('on')}"
+    text += f", with {', '.join(sorted(versions))}." if versions else "."
+    changed = sorted({file for part in parts.values() for file in older(part)})
+    if changed:
+        text += f" **Older than what it measured:** {', '.join(changed)}."
+    return text
