@@ -2,7 +2,7 @@
 
 Each of two hosts is a network namespace of this machine, with one process and one CPU
 device in it; a veth pair is the wire between them. Both processes all-reduce every
-50 ms until something breaks. The record, book/cells/recorded_faults.py, is a cell of
+50 ms until something breaks. The record, book/cells/recorded_hosts.py, is a cell of
 chapter 25. Needs Linux, root, iproute2 and nftables.
 """
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "book/cells/recorded_faults.py"
+RECORD = ROOT / "book/cells/recorded_hosts.py"
 ETC = Path("/etc/netns")  # `ip netns exec NAME` shows NAME/hosts in it as /etc/hosts
 PREFIX = "parallel-jax"  # of a name; its owner and a number or the like follow
 OWN = re.compile(rf"{PREFIX}-(\d+)-\w+")
