@@ -1,7 +1,7 @@
 """Names that JAX no longer has, or warns of, beside today's: the rows of old_names.md.
 
 As a program it prints, as JSON, what becomes of each old line on the JAX that it finds;
-`nox -s since` runs it so, on the releases of JAX between which a line changed.
+`nox -s lab -- since` runs it so, on the releases of JAX between which a line changed.
 """
 
 import functools
