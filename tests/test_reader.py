@@ -1,10 +1,17 @@
-"""Each chapter as a reader runs it: alone, offline, and then all of it once more."""
+"""Each chapter as a reader runs it: alone in a folder, and offline; `nox -s colab`.
+
+With RUNS=2 all of it is run once more in the same kernel: `nox -s twice`.
+"""
+
+import os
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 from pair import ROOT
 
+pytestmark = pytest.mark.reader
+RUNS = int(os.environ.get("RUNS", "1"))
 OFFLINE = """
 import socket
 def _local_only(connect):
@@ -24,12 +31,14 @@ del _local_only, _no_names
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
 )
-def test_chapter_runs_alone_offline_and_twice(path, tmp_path):
+def test_chapter_runs_alone_and_offline(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    copies = [nbformat.from_dict(cell) for cell in notebook.cells]
-    for number, cell in enumerate(copies):
-        cell.id = f"again-{number}"
-    offline = nbformat.v4.new_code_cell(OFFLINE)
-    notebook.cells = [offline, *notebook.cells, *copies]
+    cells = [nbformat.v4.new_code_cell(OFFLINE)]
+    for run in range(RUNS):
+        for number, cell in enumerate(notebook.cells):
+            copy = nbformat.from_dict(cell)
+            copy.id = f"run-{run}-{number}"
+            cells.append(copy)
+    notebook.cells = cells
     place = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=300, resources=place).execute()
