@@ -5,7 +5,7 @@ A measurement is a module of this folder, or tools/mutants.py, with
     measure(*words)   yields parts: a name, and what was found, as plain data
     files(part)       the files that a part measures, from the root of the repository
     versions()        what it was measured with, by name
-    cell(parts)       if chapters show the record: the text of book/cells/recorded_NAME.py
+    cell(parts)       the text of book/cells/recorded_NAME.py, if chapters show it
 
 `--record` keeps each part in book/measured as soon as it is found. Without it, what was
 found is compared with what is kept.

@@ -15,6 +15,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -39,8 +40,12 @@ def meaning(code: str) -> str:
 
 def digest(path: Path) -> str:
     """A digest of what a notebook or a program does, or of any other file's bytes."""
-    if not path.exists():
-        return "no such file"
+    return read_digest(path, path.stat().st_mtime_ns) if path.exists() else "no file"
+
+
+@cache
+def read_digest(path: Path, written: int) -> str:
+    """The digest of a file, made once for each time that it was written."""
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
         code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]

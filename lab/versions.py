@@ -1,78 +1,61 @@
-"""The table of legs and chapters from real runs: what passed, and in how many seconds.
+"""On which versions every chapter passes.
 
-A session that runs the chapters by pytest first notes its versions, as `legs.py
-FILE.json`, and leaves pytest's report beside them; `execute.py` writes both into one
-file. `nox -s legs` joins what it finds to what is kept.
+`nox -s tests colab kaggle newest -- --record`: each of these sessions runs all chapters
+by pytest and then, where they ran, `python lab versions SESSION --record`, which reads
+the report that pytest has left.
 """
 
-import json
 import platform
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from collections.abc import Iterator
 
-from record import ROOT, circumstances, code_digests
+import record
 
-REPORTS = ROOT / "_build/legs"
-KEPT = ROOT / "book/measured/legs.json"
 PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint grain numpy scipy matplotlib ipython"
     " ipykernel nbclient"
 ).split()
+# A chapter's name, as nbmake reports it or as tests/test_reader.py does.
+CASE = re.compile(r"(?:test_chapter_\w+\[)?(\d\d_\w+)(?:\.ipynb|\])")
 
 
-def installed(name: str) -> str:
-    """The version of a package, or "-" where it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "-"
+def chapters() -> list[str]:
+    """The names of all chapters."""
+    return sorted(path.stem for path in record.ROOT.glob("notebooks/*.md"))
 
 
-def versions() -> dict:
-    """What a session runs, and with what."""
-    about = circumstances() | {"Python": platform.python_version()}
-    about |= {name: installed(name) for name in PACKAGES}
-    return about | {"code": code_digests()}
+def measure(*sessions: str) -> Iterator[tuple[str, dict]]:
+    """Seconds of each chapter that passed in a session, and "failed" for the others."""
+    for session in sessions or sys.exit("which of tests, colab, kaggle and newest?"):
+        found = {}
+        report = record.ROOT / f"_build/versions/{session}.xml"
+        for case in ElementTree.parse(report).iter("testcase"):
+            name = CASE.fullmatch(case.get("name"))
+            if name and name[1] in chapters():
+                bad = any(case.find(tag) is not None for tag in ("failure", "error"))
+                found[name[1]] = "failed" if bad else round(float(case.get("time")), 1)
+        yield session, dict(sorted(found.items()))
 
 
-def note_versions(file: Path) -> None:
-    """Write down what a session is about to run, and with what."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(versions()))
+def files(session: str) -> list[str]:
+    """The chapters, whose digests are those of this moment."""
+    return [f"notebooks/{name}.ipynb" for name in chapters()]
 
 
-def chapters(report: Path) -> dict[str, float | str]:
-    """Seconds of each chapter that passed, and the word "failed" for the others."""
-    results, known = {}, {path.stem for path in ROOT.glob("notebooks/*.md")}
-    for case in ElementTree.parse(report).iter("testcase"):
-        name = case.get("classname", "") + case.get("name", "")
-        if ".ipynb" in name or name.startswith("notebooks"):
-            slug = name.split("/")[-1].split(".ipynb")[0].split(".")[-1]
-            if slug not in known:
-                continue  # a test whose name has a file in it
-            failed = any(case.find(tag) is not None for tag in ("failure", "error"))
-            results[slug] = "failed" if failed else round(float(case.get("time")), 1)
-    return results
+def versions() -> dict[str, str]:
+    """What is installed where the chapters have just run."""
+    return {"Python": platform.python_version()} | record.installed(*PACKAGES)
 
 
-def join() -> dict[str, dict]:
-    """All legs: those that have run to their end on this machine since, and the
-    others as they were kept."""
-    found = json.loads(KEPT.read_text())
-    for about in sorted(REPORTS.glob("*.json")):
-        leg = json.loads(about.read_text())
-        report = about.with_suffix(".xml")
-        if "chapters" not in leg and report.exists():
-            leg["chapters"] = chapters(report)
-        if "chapters" in leg:
-            found[about.stem] = leg
-    return found
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        note_versions(Path(sys.argv[1]))
-    else:
-        KEPT.write_text(json.dumps(join(), indent=1) + "\n")
+def passed_on(parts: dict[str, record.Part]) -> dict[str, set[str]]:
+    """The versions of JAX on which each chapter passed as it stands today."""
+    passed = {name: set() for name in chapters()}
+    for part in parts.values():
+        old = record.older(part)
+        for name, took in part["found"].items():
+            holds = took != "failed" and f"notebooks/{name}.ipynb" not in old
+            if name in passed and holds:
+                passed[name].add(part["versions"]["jax"])
+    return passed

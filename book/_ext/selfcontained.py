@@ -7,16 +7,22 @@ published.
 """
 
 import datetime
-import json
 import re
 import shutil
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import nbformat
 from docutils import nodes
+from jupyter_cache import get_cache
 from math_core import LatexToMathML
 from packaging.version import Version
+
+sys.path.append(str(Path(__file__).parents[2] / "lab"))
+import record  # noqa: E402
+import versions  # noqa: E402
 
 # Ink and paper change places; the colours of the devices stay.
 DARK = """<style>@media (prefers-color-scheme: dark) {
@@ -47,42 +53,15 @@ FOLDS = {
 to_mathml = LatexToMathML().convert_with_local_state
 
 
-def newest(path):
-    """When a file, or what lies in a folder, was last written, in microseconds; but
-    for pages, which Sphinx looks after, and what Python compiles for itself."""
-    files = [path, *path.rglob("*")]
-    ours = [f for f in files if f.suffix != ".md" and "__pycache__" not in str(f)]
-    return max(file.stat().st_mtime_ns for file in ours) // 1000
-
-
 def read_again(app, env, added, changed, removed):
-    """Make the state of the build anew when anything of the site has changed."""
-    parts = [Path(app.srcdir, part) for part in ("_config.yml", "book", "launch")]
-    made = env.all_docs.get("book/status", 0)
-    app.site_changed = max(newest(part) for part in parts) > made
-    something_changed = added | changed | removed or app.site_changed
-    return ["book/status"] if something_changed and made else []
+    """Make the state of the build anew when any page has changed."""
+    known = "book/status" in env.all_docs
+    return ["book/status"] if known and added | changed | removed else []
 
 
 def write_again(app, env):
-    """Write all pages when the site has changed or a heading, which other pages may
-    name; and leave none whose source is gone."""
-    headings = {name: contents.astext() for name, contents in env.tocs.items()}
-    app.site_changed |= headings != getattr(env, "headings", None)
-    env.headings = headings
-    if app.site_changed and app.builder.format == "html":
-        for path in Path(app.outdir).rglob("*.html"):
-            path.unlink()
-        return sorted(env.found_docs)
-    return []
-
-
-def keep_map(app, error):
-    """Leave the map of the site as it is if only some pages have been written."""
-    if error or app.site_changed or not Path(app.outdir, "sitemap.xml").exists():
-        return
-    while not app.sitemap_links.empty():
-        app.sitemap_links.get()
+    """Write all pages if one was read again: the others may name its headings."""
+    return sorted(env.found_docs)
 
 
 def inline_formula(translator, node):
@@ -145,37 +124,55 @@ def call_folds_by_their_text(app, pagename, templatename, context, doctree):
         context["body"] = context["body"].replace(f"<summary{label}>", "<summary>")
 
 
-def where_all_pass(app):
-    """The versions of JAX in book/measured/legs.json on which every chapter passed."""
-    chapters = {path.stem for path in Path(app.srcdir).glob("notebooks/*.md")}
-    legs = json.loads(Path(app.srcdir, "book/measured/legs.json").read_text())
-    passed = set()
-    for leg in legs.values():
-        good = {name for name, took in leg["chapters"].items() if took != "failed"}
-        if good >= chapters:
-            passed.add(leg["jax"])
-    return sorted(passed, key=Version)
-
-
 def describe_build(app, config):
-    """Say on every page what made it, and give each part of the site its address."""
+    """Say what made the site, and give each part of it its address."""
     base = urlsplit(config.html_baseurl).path
     config.notfound_urls_prefix = base
     config.notfound_context = {"title": "Page not found", "body": MISSING.format(base)}
     config.ogp_site_url = config.html_baseurl
     jax, today = version("jax"), f"{datetime.date.today():%-d %B %Y}"
-    chapters = len(list(Path(app.srcdir).glob("notebooks/*.md")))
-    footer = f"Version {config.version}, built with JAX {jax} on {today}."
-    if passed := where_all_pass(app):
-        listed = " and ".join(", ".join(passed).rsplit(", ", 1))
-        footer += f" Every chapter passes on JAX {listed}."
-    config.html_theme_options["extra_footer"] = footer
+    app.passed = versions.passed_on(record.read("versions"))
+    config.html_theme_options["extra_footer"] = (
+        f"Version {config.version}, built with JAX {jax} on {today}."
+    )
     config.myst_substitutions["pdf"] = (
         f"[one PDF]({config.html_baseurl}parallel-jax.pdf)"
     )
     config.myst_substitutions["build"] = (
-        f"{chapters} chapters, executed and checked with JAX {jax}"
+        f"{len(app.passed)} chapters, executed and checked with JAX {jax}"
     )
+
+
+def passes(page, passed):
+    """The sentence that the records of today's text support: of a chapter, on which
+    versions of JAX it passes; of any other page, on which all chapters do."""
+    chapter = passed.get(page.removeprefix("notebooks/"))
+    found = set.intersection(*passed.values()) if chapter is None else chapter
+    if not found:
+        return ""
+    *most, last = sorted(found, key=Version)
+    listed = f"{', '.join(most)} and {last}" if most else last
+    subject = "Every chapter" if chapter is None else "This chapter"
+    return f" {subject} passes on JAX {listed}."
+
+
+def say_what_passes(app, pagename, templatename, context, doctree):
+    """Let a page's footer claim what the records of the present text say."""
+    context["theme_extra_footer"] += passes(pagename, app.passed)
+
+
+def carry_outputs(app, error):
+    """Put the results into the notebooks that the site offers for download."""
+    if error or app.builder.format != "html":
+        return
+    cache = get_cache(app.env.mystnb_config.execution_cache_path)
+    for path in Path(app.outdir, "_sources").rglob("*.ipynb"):
+        notebook = nbformat.read(path, as_version=4)
+        try:
+            _, notebook = cache.merge_match_into_notebook(notebook)
+        except KeyError:
+            continue  # each build runs this page
+        nbformat.write(notebook, path)
 
 
 def let_drawings_scroll(app, pagename, templatename, context, doctree):
@@ -245,6 +242,7 @@ def setup(app):
     app.connect("html-page-context", call_folds_by_their_text)
     app.connect("html-page-context", let_drawings_scroll)
     app.connect("html-page-context", write_code_plainly)
-    app.connect("build-finished", keep_map, priority=400)  # before it is drawn
+    app.connect("html-page-context", say_what_passes)
+    app.connect("build-finished", carry_outputs)
     app.connect("build-finished", publish_lightly)
     return {"parallel_read_safe": True, "env_version": 4}
