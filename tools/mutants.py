@@ -1,6 +1,6 @@
 """Break each chapter one thing at a time, and expect a cell to fail.
 
-Run by `nox -s mutants`, with names of chapters to run only those. The checks of
+Run by `nox -s lab -- mutants`, with names of chapters to run only those. The checks of
 a chapter are worth what they notice: a collective left out, a mean for a sum, another
 mesh, axis or layout, a key used twice, a mask or a case forgotten. What goes unnoticed
 is printed; what makes no difference is waived in equivalent_mutants.txt, whose lines
@@ -12,26 +12,27 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 from checks import calls, chapters, is_shared, syntax, tags
 from IPython.core.interactiveshell import InteractiveShell
-from record import circumstances, code_digest, earlier, record
 from nbformat import NotebookNode
 from pair import ROOT
 from traitlets.config import Config
 
 ENOUGH, WORKERS = 0.95, 2
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload([__name__])
 SURVIVED, CHECKED, RAISED, TIMED_OUT = 0, 1, 2, -signal.SIGALRM  # exit statuses
 SETTINGS = {
+    "PYTHONPATH": str(Path(__file__).parent),  # the server looks nowhere else for this
     "OPENBLAS_NUM_THREADS": "1",  # with no second thread, the server may fork
     "MPLBACKEND": "Agg",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -129,12 +130,6 @@ def layouts(entries: list[ast.expr]) -> Iterator[list[ast.expr]]:
             yield [*before[:-1], entry, before[-1], *after]
 
 
-def shorter(entries: list) -> Iterator[list]:
-    """A list of two or more with one entry left out."""
-    if len(entries) > 1:
-        yield from (entries[:i] + entries[i + 1 :] for i in range(len(entries)))
-
-
 def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast.AST]]:
     """The ways to break one node: what to replace, and by what."""
     match node:
@@ -148,9 +143,10 @@ def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast
             yield from ((node, x) for x, m in sides if "mask" in last_name(m))
         case ast.BinOp(a, ast.Div(), b) if not re.search("['\"]", ast.unparse(b)):
             yield node, a
-        case ast.Assign(value=ast.Dict(keys, values) as cases) if None not in keys:
-            for items in shorter([*zip(keys, values)]):
-                yield cases, ast.Dict(*map(list, zip(*items)))
+        case ast.Assign(value=ast.Dict([_, _, *_] as keys, values) as cases):
+            for i in range(len(keys) if None not in keys else 0):
+                rest = [part[:i] + part[i + 1 :] for part in (keys, values)]
+                yield cases, ast.Dict(*rest)
         case ast.List(rules):
             for rule in rules:
                 match rule:
@@ -278,17 +274,12 @@ def run_all(programs: list[list[str]], seconds: float) -> list[int]:
         return [*pool.map(run, programs, [seconds] * len(programs))]
 
 
-def waivers(root: Path) -> dict[str, str]:
-    """Read the reasons to waive mutants, by chapter and line before and after."""
-    lines = (root / "tools/equivalent_mutants.txt").read_text().splitlines()
-    return dict(line.rsplit(" | ", 1) for line in lines)
-
-
-def break_book(root: Path) -> dict[str, tuple[list[NotebookNode], list[Mutant]]]:
+def break_book() -> dict[str, tuple[list[NotebookNode], list[Mutant]]]:
     """Each chapter's cells and its mutants, but for the waived ones."""
-    found, waived = {}, waivers(root)
-    stale = {*waived}
-    for name, _, cells, _ in chapters(root):
+    lines = (ROOT / "tools/equivalent_mutants.txt").read_text().splitlines()
+    waived = {line.rpartition(" | ")[0] for line in lines}
+    found, stale = {}, {*waived}
+    for name, _, cells, _ in chapters(ROOT):
         keys = {m: f"{name} | {m.was} | {m.now}" for m in mutants(cells)}
         found[name] = cells, [m for m, key in keys.items() if key not in waived]
         stale -= {*keys.values()}
@@ -322,41 +313,29 @@ def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[
     return statuses
 
 
-def keep_result(name: str, statuses: list[int]) -> None:
-    """Put one chapter's result into the record, beside those of the others."""
-    result = {
-        **{key: circumstances()[key] for key in ("recorded", "commit")},
-        "code": code_digest(ROOT / f"notebooks/{name}.ipynb"),
-        "broken": len(statuses),
-        "caught": len(statuses) - statuses.count(SURVIVED),
-        "by a check": statuses.count(CHECKED),
-    }
-    chapters = earlier("mutants").get("chapters", {}) | {name: result}
-    record("mutants", {"chapters": dict(sorted(chapters.items()))})
-
-
-def main(wanted: list[str], root: Path = ROOT, keep: bool = False) -> str | None:
-    """Break the wanted chapters, or all; complain if too much survives."""
-    book = break_book(root)
-    if unknown := {*wanted} - {*book}:
-        return f"no such chapter: {', '.join(sorted(unknown))}"
+def measure(*wanted: str) -> Iterator[tuple[str, dict[str, int]]]:
+    """Break these chapters, or all; complain at the end if too much of one survives."""
+    book, weak = break_book(), []
     text = "\n".join(cell.source for cells, _ in book.values() for cell in cells)
     modules = {*re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)}
     SERVER.set_forkserver_preload([__name__, *modules])  # once, for all processes
-    statuses = []
-    for name in wanted or book:
-        found = report(root / f"notebooks/{name}.md", *book[name])
-        statuses += found
-        if keep:
-            keep_result(name, found)
-    caught = 1 - statuses.count(SURVIVED) / len(statuses)
-    print(f"{caught:.1%} of {len(statuses)} caught; waived: {len(waivers(root))}")
-    return f"fewer than {ENOUGH:.0%} caught" if caught < ENOUGH else None
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        cache = {"JAX_COMPILATION_CACHE_DIR": folder}
+        for name in wanted or book:
+            with patch.dict(os.environ, SETTINGS | cache):
+                statuses = report(ROOT / f"notebooks/{name}.md", *book[name])
+            caught = len(statuses) - statuses.count(SURVIVED)
+            if caught < ENOUGH * len(statuses):
+                weak.append(name)
+            found = {"broken": len(statuses), "caught": caught}
+            yield name, found | {"by a check": statuses.count(CHECKED)}
+    if weak:
+        raise SystemExit(f"fewer than {ENOUGH:.0%} caught: {', '.join(weak)}")
 
 
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        os.environ |= SETTINGS | {"JAX_COMPILATION_CACHE_DIR": folder}
-        wanted = [option for option in sys.argv[1:] if option != "--record"]
-        sys.exit(main(wanted, keep="--record" in sys.argv))
+def files(chapter: str) -> list[str]:
+    return [f"notebooks/{chapter}.ipynb"]
+
+
+def versions() -> dict[str, str]:
+    return {"jax": version("jax")}
