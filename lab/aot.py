@@ -1,53 +1,38 @@
-"""Compile the book's main programs for chips that are not here: run by `nox -s aot`.
+"""Compile the book's main programs for chips that are not here: `nox -s lab -- aot`.
 
-The programs are the chapters' own, and nothing is run on a chip. Those of chapter 27
-stand in its cells tagged `recorded`. Those of other chapters are expressions, evaluated
-where the chapter has ended: it runs on eight emulated devices, `jax.export` takes the
-program out with its shardings, and another compiler gets it for eight of its devices.
-
-The record is book/measured/aot.json, and book/cells/recorded_programs.py is what
-chapters 26 and 27 read of it. With each program goes a digest of the definitions that
-it reaches, so that a test, which needs no compiler, finds a program that was edited
-after it was recorded. Without `--record` all is compiled again and must be as recorded,
-to the byte.
+A part is a chapter, and nothing is run on a chip. The programs of chapter 27 stand in
+its cells tagged `recorded`. Those of other chapters are expressions, evaluated where
+the chapter has ended: it runs on eight emulated devices, `jax.export` takes the program
+out with its shardings, and another compiler gets it for eight of its devices.
 """
 
-import ast
 import contextlib
-import datetime
-import hashlib
-import io
-import json
 import os
-import symtable
-import sys
 import textwrap
-import tokenize
-from collections.abc import Callable
-from importlib.metadata import distributions, version
+from collections.abc import Callable, Iterator
 
+import jax
 import nbformat
-from record import earlier, record
-from pair import ROOT
+import numpy as np
+from jax.export import export
+from record import ROOT, Part, installed
 
-CHAPTER = "27_compiling_for_tpus"
-CELL = ROOT / "book/cells/recorded_programs.py"
-COMPILERS = ("jax", "libtpu", "jax-cuda12-plugin")
+LAST = "27_compiling_for_tpus"
 EVERYWHERE = ("TPU v5e", "TPU v5p", "TPU v6e", "TPU7x", "H100")
 IN_A_PLANE = "v5p:2x4x1"  # the eight chips that "TPU v5p" has in a box
 CHIPS = ("TPU v5e", "H100")
-HERE_TOO = ("CPU", *CHIPS)  # for the programs of other chapters
-MADE_IN_27 = {
-    "data_parallel": EVERYWHERE,
-    "fully_sharded": (*EVERYWHERE, IN_A_PLANE),
-    "data_parallel_wide": EVERYWHERE,
-    "fully_sharded_wide": (*EVERYWHERE, IN_A_PLANE),
-    "fully_sharded_auto": CHIPS,
-    "tensor_parallel": CHIPS,
-    "experts": CHIPS,
-    "ring_attention": CHIPS,
-    "ring_attention_unrolled": CHIPS,
-    "ten_columns": CHIPS,
+HERE_TOO = {"CPU": "cpu", "TPU v5e": "tpu", "H100": "cuda"}  # for other chapters
+MADE_IN_27 = {  # for which chips, and what chapters 26 and 27 read besides bytes sent
+    "data_parallel": (EVERYWHERE, "numbers, order, lines"),
+    "fully_sharded": ((*EVERYWHERE, IN_A_PLANE), "numbers, order"),
+    "data_parallel_wide": (EVERYWHERE, "numbers, order"),
+    "fully_sharded_wide": ((*EVERYWHERE, IN_A_PLANE), "order"),
+    "fully_sharded_auto": (CHIPS, "numbers"),
+    "tensor_parallel": (CHIPS, "order"),
+    "experts": (CHIPS, ""),
+    "ring_attention": (CHIPS, "numbers, order"),
+    "ring_attention_unrolled": (CHIPS, "numbers"),
+    "ten_columns": (CHIPS, "numbers, lines"),
 }
 TWO, THREE = "argnums=(0, 1)))", "argnums=(0, 1, 2)))"
 LAYER = "jax.jit(jax.value_and_grad(mean_square"
@@ -63,10 +48,9 @@ PROGRAMS = {
         "steered": "jax.jit(by_columns, out_shardings=rows), (request, w1, w2)",
     },
     "14_logical_axes": {
-        "tensor": "launched['tensor'][2], (launched['tensor'][0],"
-        " *jax.device_put(first, launched['tensor'][1]))",
-        "fsdp": "launched['fsdp'][2], (launched['fsdp'][0],"
-        " *jax.device_put(first, launched['fsdp'][1]))",
+        name: f"launched['{name}'][2], (launched['{name}'][0],"
+        f" *jax.device_put(first, launched['{name}'][1]))"
+        for name in ("tensor", "fsdp")
     },
     "16_fsdp": {
         "data parallel": "step, (w_copied, moments_copied, xs, ys)",
@@ -97,140 +81,38 @@ PROGRAMS = {
             "pipe, data, tensor",
         )
     },
+    LAST: {name: name for name in MADE_IN_27},
 }
-DOCUMENTED = (ast.FunctionDef, ast.ClassDef)
 IN_MESH = ("14_logical_axes",)  # whose programs are traced with their mesh set
 AS_IT_IS = contextlib.nullcontext()
 
 
-def made_in_27(program: str) -> str:
-    """The expression of one of chapter 27's programs, and of what reads it."""
-    return f"compile_for({program}, chip), what_it_wrote"
+def due(chapter: str) -> list[tuple[str, str, str]]:
+    """Name, expression and chip of everything that is compiled of a chapter."""
+    return [
+        (name, expression, chip)
+        for name, expression in PROGRAMS[chapter].items()
+        for chip in (MADE_IN_27[name][0] if chapter == LAST else HERE_TOO)
+    ]
 
 
-def code_cells(chapter: str) -> list:
-    """The code cells of a chapter."""
+def run_cells(chapter: str) -> dict:
+    """Run a chapter's cells quietly, of chapter 27 the Setup and those tagged
+    `recorded`; return the names that they leave."""
     path = ROOT / f"notebooks/{chapter}.ipynb"
     cells = nbformat.read(path, as_version=4).cells
-    return [cell for cell in cells if cell.cell_type == "code"]
-
-
-def tags(cell) -> list[str]:
-    """The tags of a cell."""
-    return cell.metadata.get("tags", [])
-
-
-def for_the_record(cells: list) -> list:
-    """Of chapter 27's cells the Setup and those tagged `recorded`."""
-    return [cells[0], *(cell for cell in cells[1:] if "recorded" in tags(cell))]
-
-
-# ------------------------------------------------------------------ what was edited
-
-
-def bound_by(statement: ast.stmt) -> set[str]:
-    """Names that a statement gives a value to, or puts something into."""
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return {statement.name}
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return {name.asname or name.name.split(".")[0] for name in statement.names}
-    names = set()
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.Subscript, ast.Attribute, ast.Name)):
-            stored = isinstance(node.ctx, ast.Store)
-            while stored and not isinstance(node, ast.Name):
-                node = getattr(node, "value", None)
-                stored = isinstance(node, (ast.Subscript, ast.Attribute, ast.Name))
-            if stored:
-                names.add(node.id)
-    return names
-
-
-def read_by(code: str) -> set[str]:
-    """Names that code reads from around it, not those of its functions' own."""
-    tables, names = [symtable.symtable(code, "cell", "exec")], set()
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        for name in table.get_symbols():
-            outer = name.is_global() or table.get_type() == "module"
-            if name.is_referenced() and outer:
-                names.add(name.get_name())
-    return names
-
-
-def plain(code: str) -> str:
-    """Code without its comments, docstrings and empty lines."""
-    lines = code.splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(code).readline):
-        if token.type == tokenize.COMMENT:
-            row, column = token.start
-            lines[row - 1] = lines[row - 1][:column].rstrip()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
-            for row in range(node.body[0].lineno, node.body[0].end_lineno + 1):
-                lines[row - 1] = ""
-    return "\n".join(line for line in lines if line)
-
-
-def reached(code: str, expression: str) -> str:
-    """The statements of a program's code that an expression needs, in their order."""
-    statements = ast.parse(code).body
-    lines = code.splitlines()
-    texts = []
-    for statement in statements:
-        decorators = getattr(statement, "decorator_list", [])
-        first = min(node.lineno for node in (statement, *decorators))
-        texts.append(plain("\n".join(lines[first - 1 : statement.end_lineno])))
-    needed = read_by(expression)
-    kept = set()
-    while True:
-        more = {
-            number
-            for number, statement in enumerate(statements)
-            if bound_by(statement) & needed
-        }
-        if more == kept:
-            break
-        kept = more
-        for number in kept:
-            needed |= read_by(texts[number])
-    return "\n".join(texts[number] for number in sorted(kept))
-
-
-def digest(chapter: str, expression: str) -> str:
-    """A digest of what an expression of a chapter reaches, without its comments."""
-    left_out = {"check", "exercise", "solution"}
-    cells = [cell for cell in code_cells(chapter) if not left_out & set(tags(cell))]
-    if chapter == CHAPTER:
-        cells = for_the_record(cells)
-    code = "\n".join(cell.source for cell in cells)
-    text = f"{reached(code, expression)}\n{expression}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# ------------------------------------------------------------------ other compilers
-
-
-def run_cells(cells: list) -> dict:
-    """Run cells one after the other, quietly; return the names that they leave."""
+    first, *rest = [cell for cell in cells if cell.cell_type == "code"]
+    if chapter == LAST:
+        rest = [cell for cell in rest if "recorded" in cell.metadata.get("tags", [])]
     names = {"__name__": "__main__"}
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        for cell in cells:
+        for cell in (first, *rest):
             exec(compile(cell.source, "cell", "exec"), names)
     return names
 
 
-def of_chapter_27() -> dict:
-    """The names of chapter 27 that a record needs."""
-    return run_cells(for_the_record(code_cells(CHAPTER)))
-
-
 def moved(x, devices):
     """Describe an array of a chapter as it would lie on other devices."""
-    import jax
-    import numpy as np
-
     if not isinstance(x.sharding, jax.sharding.NamedSharding):
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
     mesh = x.sharding.mesh
@@ -240,9 +122,9 @@ def moved(x, devices):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def elsewhere(exported, arguments) -> Callable:
-    """An exported step as a program in the sense of chapter 27."""
-    import jax
+def elsewhere(step, arguments, platform: str) -> Callable:
+    """A step of a chapter as a program in the sense of chapter 27."""
+    exported = export(step, platforms=[platform])(*arguments)
 
     def program(devices):
         described = jax.tree.map(lambda x: moved(x, devices), arguments)
@@ -251,143 +133,64 @@ def elsewhere(exported, arguments) -> Callable:
     return program
 
 
-def row(chapter: str, program: str, chip: str, expression: str, written) -> dict:
-    """What the record says of a program and a chip."""
-    sent = written.collectives
-    if not isinstance(sent, str):
-        sent = {f"{kind} of {n}": list(cost) for (kind, n), cost in sent.items()}
-    return {
-        "chapter": chapter,
-        "program": program,
-        "chip": chip,
-        "digest": digest(chapter, expression),
-        "sent": sent,
-        "given": written.given,
-        "scratch": written.scratch,
-        "peak": written.peak,
-    }
+def measure(*chapters: str) -> Iterator[tuple[str, list[dict]]]:
+    """Compile the programs of these chapters, or of all."""
+    last = run_cells(LAST)
+    for chapter in chapters or PROGRAMS:
+        ended = last if chapter == LAST else run_cells(chapter)
+        rows = []
+        for name, expression, chip in due(chapter):
+            print(chapter, name, chip, flush=True)
+            program = eval(expression, ended)
+            if chapter != LAST:
+                with jax.set_mesh(ended["mesh"]) if chapter in IN_MESH else AS_IT_IS:
+                    program = elsewhere(*program, HERE_TOO[chip])
+            wrote = last["what_it_wrote"](last["compile_for"](program, chip))._asdict()
+            sent = wrote.pop("collectives")
+            sent = {f"{kind} of {n}": [*cost] for (kind, n), cost in sent.items()}
+            row = {"program": name, "compiled": expression, "chip": chip, "sent": sent}
+            rows.append(row | wrote if chapter == LAST else row)
+        yield chapter, rows
 
 
-def compile_all() -> tuple[list[dict], dict]:
-    """Compile every program; return the rows, and what was written of chapter 27's."""
-    import jax
-    from jax.export import export
-
-    names = of_chapter_27()
-    platforms = {chip: platform for chip, (platform, _) in names["chips"].items()}
-    rows, made = [], {}
-    for program, chips in MADE_IN_27.items():
-        for chip in chips:
-            print(CHAPTER, program, chip, flush=True)
-            compiled = names["compile_for"](names[program], chip)
-            found = names["what_it_wrote"](compiled)
-            made[program, chip] = found
-            rows.append(row(CHAPTER, program, chip, made_in_27(program), found))
-    for chapter, programs in PROGRAMS.items():
-        ended = run_cells(code_cells(chapter))
-        for program, expression in programs.items():
-            with jax.set_mesh(ended["mesh"]) if chapter in IN_MESH else AS_IT_IS:
-                step, arguments = eval(expression, ended)
-                steps = {
-                    platform: export(step, platforms=[platform])(*arguments)
-                    for platform in ("cpu", "tpu", "cuda")
-                }
-            for chip in HERE_TOO:
-                print(chapter, program, chip, flush=True)
-                step = elsewhere(steps[platforms.get(chip, "cpu")], arguments)
-                found = names["what_it_wrote"](names["compile_for"](step, chip))
-                rows.append(row(chapter, program, chip, expression, found))
-    return rows, made
+def files(chapter: str) -> list[str]:
+    """The notebook of a chapter."""
+    return [f"notebooks/{chapter}.ipynb"]
 
 
-# ------------------------------------------------------------------ the record
+def versions() -> dict[str, str]:
+    """The versions of the compilers."""
+    return installed("jax", "libtpu", "jax-cuda12-plugin")
 
 
-def literal(value) -> str:
-    """A value as Python on one line, with the quotes that ruff gives it."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, dict):
-        pairs = (f"{literal(key)}: {literal(part)}" for key, part in value.items())
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, tuple | list):
-        inside = ", ".join(map(literal, value))
-        return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
-    return repr(value)
-
-
-def written(start: str, value, indent: int = 0) -> list[str]:
-    """A value that follows `start`, in the lines that ruff gives it."""
-    space = " " * indent
-    flat = f"{space}{start}{literal(value)},"
-    if len(flat) <= 88:
-        return [flat]
-    if isinstance(value, str):
-        parts = [value]
-        if len(f"{space}    {literal(value)}") > 88:
-            parts = textwrap.wrap(value, 70 - indent, drop_whitespace=False)
-        lines = [f"{space}    {literal(part)}" for part in parts]
-        return [f"{space}{start}(", *lines, f"{space}),"]
-    if isinstance(value, dict):
-        pairs = [(f"{literal(key)}: ", part) for key, part in value.items()]
-        opening, closing = "{}"
-    else:
-        pairs = [("", part) for part in value]
-        opening, closing = "[]"
-    lines = [line for pair in pairs for line in written(*pair, indent + 4)]
-    return [f"{space}{start}{opening}", *lines, f"{space}{closing},"]
-
-
-def cell_text(now: str, made: dict, found: dict) -> str:
-    """The cell of the record: its head, which is written by hand, and what was made."""
-    lines = [now[: now.index("recorded_with = ")] + "recorded_with = {"]
-    for name, value in made.items():
-        lines += written(f"{literal(name)}: ", value, 4)
-    lines += ["}", "recorded = {"]
-    for key, one in found.items():
-        lines.append(f"    {literal(key)}: Written(")
-        for name, value in one._asdict().items():
-            lines += written(f"{name}=", value, 8)
-        lines.append("    ),")
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def differences(before: list[dict], now: list[dict]) -> list[str]:
-    """What is not as it was recorded; memory may differ by a fiftieth."""
-    found = []
-    named = {(row["chapter"], row["program"], row["chip"]): row for row in before}
-    for row in now:
-        key = (row["chapter"], row["program"], row["chip"])
-        old = named.pop(key, None)
-        if old is None:
-            found.append(f"{key} is not in the record")
-            continue
-        for fact in ("digest", "sent"):
-            if old[fact] != row[fact]:
-                found.append(f"{key}: {fact} was {old[fact]}, is {row[fact]}")
-        for fact in ("given", "scratch", "peak"):
-            if abs(row[fact] - old[fact]) > 0.02 * old[fact]:
-                found.append(f"{key}: {fact} was {old[fact]}, is {row[fact]}")
-    return found + [f"{key} is only in the record" for key in named]
-
-
-def main() -> str | None:
-    """Compile all; record it, or say what is not as recorded."""
-    if absent := [name for name in COMPILERS if not list(distributions(name=name))]:
-        return f"{', '.join(absent)}: not installed. Run this as  nox -s aot"
-    rows, found = compile_all()
-    made = {name: version(name) for name in COMPILERS}
-    if "--record" not in sys.argv:
-        old = earlier("aot")
-        told = []
-        if old["made with"] != made:
-            told = [f"recorded with {old['made with']}, compiled with {made}"]
-        return "\n".join(told + differences(old["programs"], rows)) or None
-    record("aot", {"made with": made, "programs": rows})
-    date = {"date": f"{datetime.date.today()}"}
-    CELL.write_text(cell_text(CELL.read_text(), date | made, found))
-    return None
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def cell(parts: dict[str, Part]) -> str:
+    """What chapters 26 and 27 read of the record, as tables."""
+    part, sent, numbers, orders, lines = parts[LAST], [], {}, "", {}
+    for row in part["found"]:
+        key, read = (row["program"], row["chip"]), MADE_IN_27[row["program"]][1]
+        for name, cost in row["sent"].items():
+            kind, _, size = name.partition(" of ")
+            printed = row["printed"].get(kind, 0)
+            sent.append((*key, kind, int(size), printed, *cost))
+        if "numbers" in read:
+            memory = (row["given"], row["scratch"], row["peak"])
+            numbers[key] = (*memory, row["flops"] and int(row["flops"]))
+        if "order" in read:
+            text = f"{', '.join(key)}: {row['order']}"
+            wide = {"width": 88, "subsequent_indent": "  ", "break_on_hyphens": False}
+            orders += f"{textwrap.fill(text, **wide)}\n"
+        if "lines" in read:
+            lines[key] = row["lines"]
+    made_with = {"date": part["recorded"]} | part["versions"]
+    return f'''# @title Recorded programs
+recorded_with = {made_with}
+# Program, chip, kind of collective, group size, in how many lines, times run, bytes.
+recorded_sent = {sent}
+# Bytes of the arguments, of temporaries, of all at the worst moment; FLOPs.
+recorded_numbers = {numbers}
+# How a text says that it communicates, and arguments that lie column by column.
+recorded_lines = {lines}
+# Matmuls and collectives of the ENTRY, in the order of the text.
+recorded_orders = """
+{orders}"""
+'''
