@@ -5,27 +5,17 @@ Each check takes the root of the repository and yields its complaints, a sentenc
 
 import ast
 import inspect
-import json
 import re
 import subprocess
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-import nbformat
 import pair
 import yaml
 from nbformat import NotebookNode
 
 FIRST = ["What you will learn", "Setup"]
 LAST = ["Pitfalls", "Exercises", "Recap", "Next"]
-PARTS = [
-    "One program, many devices",
-    "One array, many devices",
-    "Every parallelism",
-    "Beyond one process",
-    "Knowing what it costs",
-]
 NOT_PORTABLE = {  # what only Sphinx, only Jupyter or only one site would understand
     "a MyST directive": r"^\s*(:::|```\{)",
     "a MyST role": r"\{[a-z:]+\}`",
@@ -42,7 +32,9 @@ EXPLAINED = {
 # AST nodes a line in lesson cells, a chapter's average; JAX's guides have 11 to 12.5.
 DENSEST = 12.5
 CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
-REMOVED = {  # old name: what took its place
+SHOWS_SOMETHING = r"^ *(print|plt\.\w+|draw_\w+|HTML|judge|reject)\("
+CALLOUTS = "Predict", "Pitfall", "Takeaway"
+INSTEAD = {  # what a chapter leaves alone: what it has instead
     r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map and friends",
     r"\bjax\.experimental\.(shard_map|pjit|maps)\b": "jax.shard_map or jax.jit",
     r"\blax\.pvary\b": "jax.lax.pcast(..., to='varying')",
@@ -53,6 +45,7 @@ REMOVED = {  # old name: what took its place
     r"\bcolab_tpu\b": "the setup cell",
     r"\bwith (\w+\.)?mesh\b": "with jax.set_mesh(mesh)",
     r"\bPRNGKey\b": "jax.random.key",
+    r"device\.platform [!=]=": "on_cpu(found, expected), for what one compiler does",
 }
 
 
@@ -60,8 +53,13 @@ def tags(cell: NotebookNode) -> list[str]:
     return cell.metadata.get("tags", [])
 
 
+def shared_names(cell: NotebookNode) -> list[str]:
+    """The names in a cell's tags of the form shared-NAME, in their order."""
+    return [tag.split("-", 1)[1] for tag in tags(cell) if tag.startswith("shared-")]
+
+
 def is_shared(cell: NotebookNode) -> bool:
-    return bool(pair.shared_names(tags(cell)))
+    return bool(shared_names(cell))
 
 
 def is_lesson(cell: NotebookNode) -> bool:
@@ -79,65 +77,34 @@ def code_lines(cell: NotebookNode) -> int:
     return sum(bool(line.strip()) for line in cell.source.splitlines())
 
 
-@cache
-def parse(source: str) -> NotebookNode:
-    return pair.twin(source)
-
-
 def chapters(root: Path) -> Iterator[tuple[str, NotebookNode, list, list]]:
     """Name, notebook, code cells and Markdown cells of every chapter's source."""
     for path in sorted((root / "notebooks").glob("*.md")):
-        notebook = parse(path.read_text())
+        notebook = pair.twin(path.read_text())
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
         prose = [cell for cell in notebook.cells if cell.cell_type == "markdown"]
         yield path.stem, notebook, code, prose
 
 
+def text(prose: list[NotebookNode]) -> str:
+    return "\n".join(cell.source for cell in prose)
+
+
 def headings(prose: list[NotebookNode], level: int) -> list[str]:
-    text = "\n".join(cell.source for cell in prose)
-    return re.findall(rf"^{'#' * level} (.+)$", text, re.MULTILINE)
+    return re.findall(rf"^{'#' * level} (.+)$", text(prose), re.MULTILINE)
 
 
-def notebooks_follow_their_sources(root: Path) -> Iterator[str]:
-    folder, cure = root / "notebooks", "Run: nox -s pair"
-    for path in sorted(folder.glob("*.ipynb")):
-        if not path.with_suffix(".md").exists():
-            yield (
-                f"{path.name} has no source {path.stem}.md. "
-                f"To make one: jupytext --to md:myst notebooks/{path.name}"
-            )
-    for name, notebook, _, _ in chapters(root):
-        path = folder / f"{name}.ipynb"
-        if not path.exists():
-            yield f"{name}.md has no notebook {name}.ipynb. {cure}"
-            continue
-        old = nbformat.read(path, as_version=4)
-        pairs = list(zip(pair.content(notebook), pair.content(old), strict=False))
-        differ = [i for i, (new, was) in enumerate(pairs, start=1) if new != was]
-        if len(notebook.cells) != len(old.cells):
-            differ.append(len(pairs) + 1)
-        if differ:
-            yield f"{name}.ipynb differs from its source in cell {differ[0]}. {cure}"
-        elif any(
-            old.metadata.get(key) != notebook.metadata.get(key) for key in pair.KEPT
-        ):
-            yield f"{name}.ipynb has other metadata than {name}.md. {cure}"
+def everything_is_paired(root: Path) -> Iterator[str]:
+    texts, problems = pair.plan(root)
+    yield from problems
+    for path, text in texts.items():
+        if pair.is_behind(path, text):
+            yield f"{path.relative_to(root)} is behind its source. Run: nox -s pair"
 
 
-def notebooks_hold_no_outputs(root: Path) -> Iterator[str]:
-    for path in sorted((root / "notebooks").glob("*.ipynb")):
-        for i, cell in enumerate(json.loads(path.read_text())["cells"], start=1):
-            if cell.get("outputs") or cell.get("execution_count"):
-                yield f"{path.name}, cell {i}: outputs are left. Run: nox -s pair"
-
-
-def links_open_their_own_file(root: Path) -> Iterator[str]:
-    for name, notebook, _, prose in chapters(root):
-        if pair.head_links(root, name) not in notebook.cells[0].source:
-            yield f"{name}: the links at the head do not open {name}. Run: nox -s pair"
-        for target in re.findall(
-            r"\]\(([^)#:]+)(?:#[^)]*)?\)", "\n".join(c.source for c in prose)
-        ):
+def links_lead_somewhere(root: Path) -> Iterator[str]:
+    for name, _, _, prose in chapters(root):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text(prose)):
             if not (root / "notebooks" / target).resolve().exists():
                 yield f"{name}: the link to {target} leads nowhere"
             elif target.endswith(".md") and not target.startswith("../"):
@@ -159,31 +126,22 @@ def the_address_is_written_once(root: Path) -> Iterator[str]:
 
 def setup_comes_first(root: Path) -> Iterator[str]:
     for name, _, code, _ in chapters(root):
-        if not code or pair.shared_names(tags(code[0]))[:1] != ["setup"]:
+        if not code or shared_names(code[0])[:1] != ["setup"]:
             yield f"{name}: the first code cell is not tagged shared-setup"
 
 
-def shared_cells_have_one_source(root: Path) -> Iterator[str]:
-    cure = "Edit book/cells and run: nox -s pair"
-    cells = {path.stem for path in (root / "book/cells").glob("*.py")}
+def shared_cells_are_used(root: Path) -> Iterator[str]:
     sources = [*(root / "notebooks").glob("*.md"), *(root / "book").glob("*.md")]
-    used = set()
-    for path in sorted(sources):
-        for number, cell in enumerate(parse(path.read_text()).cells, start=1):
-            names = pair.shared_names(tags(cell))
-            used |= {*names}
-            if missing := {*names} - cells:
-                yield f"{path.stem}: book/cells has no {sorted(missing)}"
-            elif names and cell.source != pair.shared_text(root, names):
-                yield f"{path.stem}, cell {number}: not as in book/cells. {cure}"
-    for name in sorted(cells - used):
-        yield f"no chapter or page uses book/cells/{name}.py"
+    used = "\n".join(path.read_text() for path in sources)
+    for path in sorted((root / "book/cells").glob("*.py")):
+        if not re.search(rf"\bshared-{path.stem}\b", used):
+            yield f"no chapter or page uses book/cells/{path.name}"
 
 
 def shared_cells_are_folded(root: Path) -> Iterator[str]:
     for name, _, code, _ in chapters(root):
         for cell in filter(is_shared, code):
-            shared = pair.shared_names(tags(cell))
+            shared = shared_names(cell)
             folded = "hide-input" in tags(cell)
             explained = [EXPLAINED.get(part) for part in shared] == [name]
             if folded == explained:
@@ -203,14 +161,14 @@ def folded_cells_are_one(root: Path) -> Iterator[str]:
 
 
 def chapters_have_the_skeleton(root: Path) -> Iterator[str]:
-    for name, notebook, _, prose in chapters(root):
+    for number, (name, notebook, _, prose) in enumerate(chapters(root), start=1):
         titles, sections = headings(prose, 1), headings(prose, 2)
+        if not re.fullmatch(rf"{number:02}_[a-z0-9_]+", name):
+            yield f"{name}: chapter {number} in the folder is named {number:02}_slug"
         if not notebook.cells[0].source.startswith("# ") or len(titles) != 1:
             yield f"{name}: a chapter starts with its one title"
         elif re.match(r"(chapter\s*)?\d", titles[0], re.IGNORECASE):
             yield f"{name}: the title has a number"
-        if not re.fullmatch(r"\d\d_[a-z0-9_]+", name):
-            yield f"{name}: a chapter's file is named NN_slug"
         own = sections[len(FIRST) : -len(LAST)]
         if sections != FIRST + own + LAST:
             yield f"{name}: sections run {FIRST}, its own, {LAST}; found {sections}"
@@ -234,9 +192,23 @@ def code_is_for_eyes(root: Path) -> Iterator[str]:
 
 def chapters_have_a_length(root: Path) -> Iterator[str]:
     for name, _, _, prose in chapters(root):
-        words = sum(len(cell.source.split()) for cell in prose)
+        words = len(text(prose).split())
         if not 1500 <= words <= 4500:
             yield f"{name}: 1,500 to 4,500 words, found {words}"
+
+
+def chapters_show_and_point_out(root: Path) -> Iterator[str]:
+    for name, _, code, prose in chapters(root):
+        shown = [c for c in code if re.search(SHOWS_SOMETHING, c.source, re.MULTILINE)]
+        if len(shown) < 10:
+            yield (
+                f"{name}: only {len(shown)} cells print, draw or judge. Show what the "
+                "text speaks of, in ten cells or more"
+            )
+        for label in CALLOUTS:
+            start = f"**{label}.**"
+            if not re.search(rf"^(> )?{re.escape(start)}", text(prose), re.MULTILINE):
+                yield f"{name}: no {label}. Start a paragraph or a quote with {start}"
 
 
 def predictions_are_left_to_the_reader(root: Path) -> Iterator[str]:
@@ -255,16 +227,11 @@ def predictions_are_left_to_the_reader(root: Path) -> Iterator[str]:
 def markdown_is_portable(root: Path) -> Iterator[str]:
     for name, _, _, prose in chapters(root):
         for cell in prose:
-            text = re.sub(
-                r"^```\w*\n.*?^```$", "", cell.source, flags=re.DOTALL | re.MULTILINE
-            )
+            source = re.sub(r"^```\w*\n(?s:.*?)^```$", "", cell.source, flags=re.M)
+            plain = re.sub(r"`[^`\n]*`|\$[^$\n]*\$", "", source)
             for what, pattern in NOT_PORTABLE.items():
-                plain = (
-                    text
-                    if "role" in what
-                    else re.sub(r"`[^`\n]*`|\$[^$\n]*\$", "", text)
-                )
-                if found := re.search(pattern, plain, re.MULTILINE):
+                where = source if "role" in what else plain
+                if found := re.search(pattern, where, re.MULTILINE):
                     yield f"{name}: {what}, {found[0]!r}, reads differently elsewhere"
 
 
@@ -285,13 +252,13 @@ def figures_have_alt_text(root: Path) -> Iterator[str]:
                 yield f"{name}: a drawing in HTML without an aria-label"
 
 
-def code_uses_todays_names(root: Path) -> Iterator[str]:
+def code_is_of_today(root: Path) -> Iterator[str]:
     for name, _, code, _ in chapters(root):
         for cell in code:
-            for old, new in REMOVED.items():
+            for old, new in INSTEAD.items():
                 # A shared cell may name what an older release has, and is tested.
                 if (found := re.search(old, cell.source)) and not is_shared(cell):
-                    yield f"{name}: {found[0]} is an old name; today: {new}"
+                    yield f"{name}: in place of {found[0]!r}, {new}"
             if "raises-exception" in tags(cell):
                 yield f"{name}: raises-exception passes either way; use try/except/else"
 
@@ -319,14 +286,12 @@ def functions(cell: NotebookNode) -> dict[str, ast.FunctionDef]:
 
 def signature(function: ast.FunctionDef) -> inspect.Signature:
     """How a function can be called: names and kinds of its parameters, no types."""
+    names = {}  # of a def with an empty body: nothing of it is run, and no type read
     bare = f"def f({ast.unparse(function.args)}): pass"
-    tree = ast.parse(bare)
-    for argument in ast.walk(tree):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None
-    names = {}
-    exec(ast.unparse(tree), names)  # a def with an empty body: nothing of it is run
-    return inspect.signature(names["f"])
+    exec(f"from __future__ import annotations\n{bare}", names)
+    found = inspect.signature(names["f"])
+    untyped = [p.replace(annotation=p.empty) for p in found.parameters.values()]
+    return found.replace(parameters=untyped)
 
 
 def calls(cell: NotebookNode, name: str) -> list[list[str]]:
@@ -426,87 +391,49 @@ def exercises_judge_the_reader(root: Path) -> Iterator[str]:
                 yield f"{name}, {title}: {fault}"
 
 
-def compiler_facts_go_through_on_cpu(root: Path) -> Iterator[str]:
-    for name, _, code, _ in chapters(root):
-        for cell in code:
-            if not is_shared(cell) and re.search(
-                r"device\.platform [!=]=", cell.source
-            ):
-                yield f"{name}: what holds on the CPU's compiler only goes to on_cpu"
-
-
 def paths_are_complete(root: Path) -> Iterator[str]:
-    """Every chapter on a path of book/index.md has what it needs on the same path."""
+    """Every chapter is on a path, with what it needs on the same path."""
     needs = {}
-    for name, _, _, prose in chapters(root):
-        text = "\n".join(cell.source for cell in prose)
-        line = re.search(r"^You need .*$", text, re.MULTILINE)
+    for number, (name, _, _, prose) in enumerate(chapters(root), start=1):
+        line = "".join(re.findall(r"^You need .*$", text(prose), re.MULTILINE)[:1])
         if not line:
             yield f"{name}: a line under 'What you will learn' starts with 'You need'"
-            continue
-        needs[name[:2]] = re.findall(r"\((\d\d)_\w+\.ipynb\)", line[0])
-        for first, last in re.findall(
-            r"\((\d\d)_\w+\.ipynb\) to \[[^]]*\]\((\d\d)_", line[0]
-        ):
-            needs[name[:2]] += [f"{n:02}" for n in range(int(first), int(last))]
-    index = (root / "book/index.md").read_text()
-    head = re.search(r"^\|(.*)\| Chapter \|$", index, re.MULTILINE)
-    if not head:
-        yield "book/index.md has no table whose last column is 'Chapter'"
-        return
-    rows = re.findall(r"^\|(.*)\|[^|]*notebooks/(\d\d)_\w+\.ipynb\) \|$", index, re.M)
-    if {number for _, number in rows} != {*needs}:
-        yield "the table in book/index.md does not list every chapter once"
-    for column, path in enumerate(head[1].split("|")):
-        marked = {number for marks, number in rows if marks.split("|")[column].strip()}
-        for number in sorted(marked):
-            missing = sorted({*needs.get(number, [])} - marked)
-            if missing:
-                yield f"the path {path.strip()!r} has {number} without {missing}"
+        links = re.sub(r"\[[^]]*\]\((\d\d)_\w+\.ipynb\)", r"<\1>", line)
+        spans = re.findall(r"<(\d\d)>(?: to <(\d\d)>)?", links)
+        needs[number] = {*pair.numbers(" ".join(f"{a}-{b or a}" for a, b in spans))}
+    paths = pair.paths(root)
+    for number in sorted({*needs}.difference(*paths.values())):
+        yield f"_toc.yml: chapter {number} is on none of the paths at its head"
+    for path, marks in paths.items():
+        for number in sorted(marks):
+            if number not in needs:
+                yield f"_toc.yml: the path {path!r} has {number}, which is no chapter"
+            elif missing := sorted(needs[number] - {*marks}):
+                yield f"_toc.yml: the path {path!r} has {number} without {missing}"
 
 
 def contents_match_the_files(root: Path) -> Iterator[str]:
     toc = yaml.safe_load((root / "_toc.yml").read_text())
-    files = {
-        part["caption"]: [c["file"] for c in part["chapters"]] for part in toc["parts"]
-    }
-    listed = [file for entries in files.values() for file in entries]
-    for file in [toc["root"], *listed]:
-        if not any((root / f"{file}{suffix}").exists() for suffix in (".md", ".ipynb")):
-            yield f"_toc.yml names {file}, which does not exist"
+    listed = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
+    sources = [*(root / "notebooks").glob("*.md"), *(root / "book").glob("*.md")]
+    files = {f"{path.parent.name}/{path.stem}" for path in sources}
+    for file in sorted({toc["root"], *listed} - files):
+        yield f"_toc.yml lists {file}, which does not exist"
+    for file in sorted(files - {toc["root"], *listed}):
+        yield f"_toc.yml leaves out {file}: list it in a part"
     in_toc = [file for file in listed if file.startswith("notebooks/")]
-    on_disk = [f"notebooks/{name}" for name, *_ in chapters(root)]
-    if in_toc != on_disk:
-        yield f"_toc.yml lists {in_toc}; the folder holds {on_disk}, in this order"
-    pages = sorted(f"book/{path.stem}" for path in (root / "book").glob("*.md"))
-    if missing := {*pages} - {toc["root"], *listed}:
-        yield f"_toc.yml leaves out {sorted(missing)}"
-    if [caption for caption in files if caption in PARTS] != PARTS:
-        yield f"_toc.yml has the parts {PARTS}"
-    readme = (root / "README.md").read_text()
-    for name in on_disk:
-        if f"({name}.ipynb)" not in readme:
-            yield f"README.md does not link {name}.ipynb"
+    if in_toc != sorted(in_toc):
+        yield "_toc.yml lists chapters in another order than that of their numbers"
+
+
+def each_chapter_says_what_it_is_for(root: Path) -> Iterator[str]:
+    row = rf"^\| \d+ \| (.*) \| {pair.UNWRITTEN} \|$"
+    for chapter in re.findall(row, (root / "README.md").read_text(), re.MULTILINE):
+        yield f"README.md: in place of {pair.UNWRITTEN}, {pair.AFTER}: {chapter}"
 
 
 CHECKS = [
-    notebooks_follow_their_sources,
-    notebooks_hold_no_outputs,
-    links_open_their_own_file,
-    the_address_is_written_once,
-    setup_comes_first,
-    shared_cells_have_one_source,
-    shared_cells_are_folded,
-    folded_cells_are_one,
-    chapters_have_the_skeleton,
-    code_is_for_eyes,
-    chapters_have_a_length,
-    predictions_are_left_to_the_reader,
-    markdown_is_portable,
-    figures_have_alt_text,
-    code_uses_todays_names,
-    exercises_judge_the_reader,
-    compiler_facts_go_through_on_cpu,
-    contents_match_the_files,
-    paths_are_complete,
+    rule
+    for rule in list(globals().values())
+    if getattr(rule, "__annotations__", 0) == {"root": Path, "return": Iterator[str]}
 ]
