@@ -25,7 +25,7 @@ def test_no_chapter_was_edited_since_it_was_recorded(chapter):
 def test_a_record_does_not_age_itself(tmp_path):
     text = (record.ROOT / aot.files(aot.LAST)[0]).read_text()
     again, other = tmp_path / "again.ipynb", tmp_path / "other.ipynb"
-    again.write_text(text.replace("scalar all-reduce, 7 matmul", "7 matmul"))
+    again.write_text(text.replace("35651584", "0"))
     other.write_text(text.replace("D, F, TOKENS = 1024", "D, F, TOKENS = 512"))
     now = PARTS[aot.LAST]["of"][aot.files(aot.LAST)[0]]
     assert again.read_text() != text
