@@ -1,0 +1,307 @@
+"""The PyTorch programs of book/from_pytorch_parallelism.md, run by lab/pytorch.py.
+
+The page shows the functions above the line as they stand. torchrun runs this file as
+two processes, which meet through a file and talk over Gloo on 127.0.0.1 only.
+"""
+
+import json
+import os
+import pickle
+import signal
+import sys
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+
+def problem():
+    """Inputs x and targets y, f32[8, 4], and weights w1 and w2, f32[4, 4]."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 4))
+    y = rng.uniform(-1, 1, size=(8, 4))
+    w1 = rng.normal(size=(4, 4)) / 2
+    w2 = rng.normal(size=(4, 4)) / 2
+    return np.float32(x), np.float32(y), np.float32(w1), np.float32(w2)
+
+
+def tensors():
+    """The problem as tensors."""
+    return [torch.from_numpy(array) for array in problem()]
+
+
+def layers(w1, w2):
+    """Two layers without biases; nn.Linear keeps a matrix as [out, in]."""
+    first = nn.Linear(4, 4, bias=False)
+    second = nn.Linear(4, 4, bias=False)
+    first.weight.data.copy_(w1.T)
+    second.weight.data.copy_(w2.T)
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh())
+
+
+def train(model, x, y, steps=4):
+    """Descend on x and y, f32[n, 4]; each step's loss, and the calls of the last."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    losses = []
+    for _ in range(steps):
+        with CommDebugMode() as calls:
+            loss = mse_loss(model(x), y)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, calls
+
+
+def ddp(rank):
+    x, y, w1, w2 = tensors()
+    mine = slice(4 * rank, 4 * rank + 4)
+    model = DistributedDataParallel(layers(w1, w2))
+    own, calls = train(model, x[mine], y[mine])
+    return report(model.module, own, calls)
+
+
+def buckets(rank):
+    x, y, w1, w2 = tensors()
+    mine = slice(4 * rank, 4 * rank + 4)
+    model = DistributedDataParallel(layers(w1, w2), bucket_cap_mb=1e-6)
+    own, calls = train(model, x[mine], y[mine])
+    return report(model.module, own, calls)
+
+
+def no_sync(rank):
+    x, y, w1, w2 = tensors()
+    first = slice(4 * rank, 4 * rank + 2)
+    second = slice(4 * rank + 2, 4 * rank + 4)
+    model = DistributedDataParallel(layers(w1, w2))
+    with CommDebugMode() as calls, model.no_sync():
+        mse_loss(model(x[first]), y[first]).backward()
+    with CommDebugMode() as last_calls:
+        mse_loss(model(x[second]), y[second]).backward()
+    gradient = model.module[0].weight.grad.T.tolist()
+    return {
+        "calls": counts(calls),
+        "last calls": counts(last_calls),
+        "gradient": gradient,
+    }
+
+
+def unused(rank):
+    x, y, w1, w2 = tensors()
+    both = nn.ModuleDict({"used": layers(w1, w2), "unused": layers(w1, w2)})
+    both.forward = lambda x: both["used"](x)
+    model = DistributedDataParallel(both)
+    mse_loss(model(x), y).backward()
+    try:
+        model(x)  # the second step
+    except RuntimeError as error:
+        return {"error": str(error)}
+
+
+def placements(rank):
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    a = torch.arange(16.0).reshape(4, 4)
+    whole = distribute_tensor(a, mesh, [Replicate()])
+    rows = distribute_tensor(a, mesh, [Shard(0)])
+    columns = distribute_tensor(a, mesh, [Shard(1)])
+    partial = columns @ rows
+    return {
+        "rows to whole": moved(rows, Replicate()),
+        "rows to columns": moved(rows, Shard(1)),
+        "whole to rows": moved(whole, Shard(0)),
+        "partial to whole": moved(partial, Replicate()),
+        "partial to rows": moved(partial, Shard(0)),
+        "partial": {
+            "placements": str(partial.placements),
+            "held": partial.to_local().tolist(),
+        },
+        "tanh": tanh(partial),
+        "rows to partial": refused(rows, Partial()),
+    }
+
+
+def moved(tensor, placement):
+    with CommDebugMode() as calls:
+        result = tensor.redistribute(placements=[placement])
+    return {"calls": counts(calls), "held": result.to_local().tolist()}
+
+
+def tanh(partial):
+    with CommDebugMode() as calls:
+        result = torch.tanh(partial)
+    return {"calls": counts(calls), "placements": str(result.placements)}
+
+
+def refused(tensor, placement):
+    try:
+        tensor.redistribute(placements=[placement])
+    except RuntimeError as error:
+        return {"error": str(error)}
+
+
+def fully_sharded(w1, w2, again=True):
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("data",))
+    model = layers(w1, w2)
+    fully_shard(model[0], mesh=mesh, reshard_after_forward=again)
+    fully_shard(model[2], mesh=mesh, reshard_after_forward=again)
+    fully_shard(model, mesh=mesh, reshard_after_forward=again)
+    return model
+
+
+def fsdp(rank, again=True):
+    x, y, w1, w2 = tensors()
+    mine = slice(4 * rank, 4 * rank + 4)
+    model = fully_sharded(w1, w2, again)
+    own, calls = train(model, x[mine], y[mine])
+    return report(model, own, calls)
+
+
+def split_layers(w1, w2):
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("model",))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return parallelize_module(layers(w1, w2), mesh, plan)
+
+
+def tensor_parallel(rank):
+    x, y, w1, w2 = tensors()
+    model = split_layers(w1, w2)
+    losses, calls = train(model, x, y)  # every rank has all rows
+    return report(model, losses, calls)
+
+
+def pipeline(rank, schedule_class):
+    x, y, w1, w2 = tensors()
+    part = layers(w1, w2)[2 * rank : 2 * rank + 2]  # a layer and its tanh
+    stage = PipelineStage(part, rank, num_stages=2, device=torch.device("cpu"))
+    schedule = schedule_class(stage, n_microbatches=4, loss_fn=mse_loss)
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.5)
+    means = []
+    for _ in range(4):
+        losses = []
+        if rank == 0:
+            schedule.step(x)
+        else:
+            schedule.step(target=y, losses=losses)
+            means.append(torch.stack(losses).mean().item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": means, "weight": part[0].weight.T.tolist()}
+
+
+def checkpoint(rank):
+    x, y, w1, w2 = tensors()
+    mine = slice(4 * rank, 4 * rank + 4)
+    model = fully_sharded(w1, w2)
+    own, _ = train(model, x[mine], y[mine], steps=2)
+    dcp.save(model.state_dict(), checkpoint_id="checkpoint")
+
+    model = split_layers(0 * w1, 0 * w2)
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id="checkpoint")  # into the tensors that are there
+    model.load_state_dict(state)
+    losses, calls = train(model, x, y, steps=2)
+    found = report(model, losses, calls)
+    found["files"] = sorted(os.listdir("checkpoint"))
+    return found
+
+
+def recorder(rank):
+    group = dist.new_group(timeout=timedelta(seconds=10))
+    calls = 3 if rank == 0 else 2  # rank 1 forgets one
+    error = ""
+    try:
+        for _ in range(calls):
+            dist.all_reduce(torch.ones(4), group=group)
+    except RuntimeError as timeout:
+        error = type(timeout).__name__
+    trace = pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+    entries = [e for e in trace["entries"] if e["process_group"][0] == group.group_name]
+    made = [f"{e['collective_seq_id']} {e['profiling_name']}" for e in entries]
+    return {"made": made, "error": error}
+
+
+# ---------------------------------------------------------- not shown on the page
+
+
+def counts(calls: CommDebugMode) -> dict[str, int]:
+    """How often each collective was called, by its name in PyTorch."""
+    return {str(name): n for name, n in calls.get_comm_counts().items()}
+
+
+def report(model: nn.Module, own: list[float], calls: CommDebugMode) -> dict:
+    """A rank's losses and their mean over ranks, its calls, and the weights [in, out]:
+    what it holds of each, and all of it."""
+    mean = torch.tensor(own)
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    found = {"own": own, "losses": mean.tolist(), "calls": counts(calls)}
+    for name, weight in ("w1", model[0].weight), ("w2", model[2].weight):
+        whole = weight.detach()
+        if isinstance(whole, DTensor):
+            found[f"{name} placements"] = str(whole.placements)
+            found[f"{name} held"] = whole.to_local().T.tolist()
+            whole = whole.full_tensor()
+        found[name] = whole.T.tolist()
+    return found
+
+
+PROGRAMS = {
+    "ddp": ddp,
+    "buckets": buckets,
+    "no_sync": no_sync,
+    "unused": unused,
+    "placements": placements,
+    "fsdp": fsdp,
+    "fsdp, kept": lambda rank: fsdp(rank, again=False),
+    "tensor_parallel": tensor_parallel,
+    "gpipe": lambda rank: pipeline(rank, ScheduleGPipe),
+    "1f1b": lambda rank: pipeline(rank, Schedule1F1B),
+    "checkpoint": checkpoint,
+    "recorder": recorder,
+}
+
+
+def work() -> None:
+    """Be one of two processes: run these programs, and leave what each found in a file.
+
+    Rank 1 fails at its first start, so that torchrun has something to restart.
+    """
+    limit, *wanted = sys.argv[1:]
+    signal.alarm(int(limit))  # ends this process, whatever it waits for
+    warnings.filterwarnings("ignore", "Full backward hook")
+    rank, attempt = (int(os.environ[n]) for n in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
+    if (rank, attempt) == (1, 0):
+        sys.exit("Rank 1 fails at its first start, as it should.")
+    meet = f"file://{Path(f'meet{attempt}').absolute()}"
+    dist.init_process_group("gloo", meet, rank=rank, world_size=2)
+    found = {"torchrun": {"restarts": attempt, "world": os.environ["WORLD_SIZE"]}}
+    found |= {name: PROGRAMS[name](rank) for name in wanted or PROGRAMS}
+    dist.barrier()
+    Path(f"rank{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    work()
