@@ -9,8 +9,10 @@ its head, or a package that can change a number.
 import hashlib
 import json
 import multiprocessing
+import os
 import platform
 import re
+import signal
 import sys
 from glob import glob
 from pathlib import Path
@@ -94,10 +96,14 @@ def main() -> str | None:
     return "\n".join(failed) or None
 
 
+def leave(number: int, frame: object) -> None:
+    """End at once, with the workers; a kernel ends when its worker is gone."""
+    for worker in multiprocessing.active_children():
+        worker.kill()
+    os._exit(128 + number)
+
+
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        for worker in multiprocessing.active_children():
-            worker.kill()  # a kernel ends when the process that started it is gone
-        sys.exit(130)
+    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGTERM, leave)
+    sys.exit(main())
