@@ -1,6 +1,10 @@
-"""What several tests share: the served site, a browser, axe, and two options."""
+"""What several tests share: the served site, a browser, axe, and what marks a test.
+
+Tests that use a browser are marked `browser`, so that no list names their files.
+"""
 
 import json
+from contextlib import ExitStack
 
 import pytest
 from pair import ROOT
@@ -20,21 +24,23 @@ MORE_RULES = {
     "target-size",
     "td-has-header",
 }
-
-
 BROWSERS = {"chromium": chromium, "firefox": Firefox}
+MODES = {"light": (1280, 900), "dark": (1280, 900), "phone": (360, 740)}
 
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--record", action="store_true", help="write what was measured to book/measured"
-    )
-    parser.addoption(
         "--browser",
         choices=BROWSERS,
         default="chromium",
-        help="what reads the site; in firefox add -m 'not chromium'",
+        help="what reads the site; in firefox add -m 'browser and not chromium'",
     )
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "browser" in item.fixturenames:
+            item.add_marker("browser")
 
 
 @pytest.fixture(scope="session")
@@ -55,22 +61,35 @@ def browser(request):
 
 @pytest.fixture
 def quiet_page(browser, site):
-    """A function that opens a page, which must not write an error to the console."""
-    errors = []
-    with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
+    """A function that opens a page of the site, which must not ask another host nor
+    write an error to the console; `page.asked` is what it asks the site for."""
+    complaints = []
 
-        def open_page(name):
-            page = context.new_page()
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            page.on(
-                "console",
-                lambda note: errors.append(note.text) if note.type == "error" else None,
-            )
-            page.goto(site + name)
-            return page
+    def open_page(name, **options):
+        width, height = MODES["light"]
+        options = {"viewport": {"width": width, "height": height}} | options
+        page = contexts.enter_context(browser.new_context(**options)).new_page()
+        page.asked = set()
 
+        def note(request):
+            if request.url.startswith(site):
+                page.asked.add(request.url.removeprefix(site))
+            elif not request.url.startswith("data:"):
+                complaints.append(f"{name} asks another host: {request.url}")
+
+        def note_error(line):
+            if line.type == "error":
+                complaints.append(f"{name}: {line.text}")
+
+        page.on("request", note)
+        page.on("console", note_error)
+        page.on("pageerror", lambda error: complaints.append(f"{name}: {error}"))
+        page.goto(site + name)
+        return page
+
+    with ExitStack() as contexts:
         yield open_page
-    assert not errors, errors
+    assert not complaints, "\n".join(complaints)
 
 
 @pytest.fixture(scope="session")
@@ -101,3 +120,24 @@ def barriers(request):
         ]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def wrong_with(barriers):
+    """A function that loads a page again in light, in dark and on a phone, and lists
+    what is wrong: that it scrolls sideways, and each barrier that axe knows."""
+
+    def look(page, part="html", shows="h1"):
+        wrong = []
+        for mode, (width, height) in MODES.items():
+            page.emulate_media(color_scheme="dark" if mode == "dark" else "light")
+            page.set_viewport_size({"width": width, "height": height})
+            page.reload()
+            page.wait_for_selector(f"article {shows}")
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            if wide > width:
+                wrong.append(f"{mode}: it is {wide} pixels wide, of {width}")
+            wrong += [f"{mode}: {barrier}" for barrier in barriers(page, part)]
+        return wrong
+
+    return look
