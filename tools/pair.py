@@ -169,18 +169,13 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
             text = fill(root, path.read_text())
         except FileNotFoundError as error:
             name = Path(error.filename).stem
-            problems.append(
-                f"{path.name} has a cell tagged shared-{name}, and there is no "
-                f"book/cells/{name}.py"
-            )
+            problems.append(f"{path.name}: shared-{name} has no book/cells/{name}.py")
             continue
         if path.parent.name == "notebooks":
             notebook, links = path.with_suffix(".ipynb"), head_links(root, path.stem)
             text, found = LINKS.subn(lambda _, line=links: line, text, count=1)
             if not found:
-                problems.append(
-                    f"{path.name} lacks the line '[Open in Colab]()' at its head"
-                )
+                problems.append(f"{path.name} lacks '[Open in Colab]()' at its head")
                 continue
             if edits := hand_edits(notebook, twin(text)):
                 problems.append(
