@@ -1,33 +1,31 @@
-"""Run notebooks of others on parallel JAX on three releases: `nox -s field -- FOLDER`.
+"""Run notebooks of others on parallel JAX on three releases of it.
 
 FOLDER has clones of Git repositories. A notebook counts when its code imports JAX and
 names a way to use several devices; of those with the same code one is kept, and of a
 repository at most two, drawn at random. Each is run in a copy of its folder, on eight
 devices that the CPU emulates and without a network, in the environments that uv makes
 in _build/field. What has been run is kept there too, so that a survey that was cut off
-goes on; to begin anew, delete that folder. `--record` keeps the results for
-book/field.md. Notebooks are programs of strangers: run those that you would open.
+goes on; to begin anew, delete that folder. A release is a part. Notebooks are programs
+of strangers: run those that you would open. It needs Linux.
 """
 
-import argparse
 import contextlib
 import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from record import ROOT, code_digest, record
+import record
 
-STATE = ROOT / "_build/field"
+STATE = record.ROOT / "_build/field"
 RELEASES = {  # on each the book's own chapters run too: the legs tests, kaggle, colab
     "0.12": ["-c", "requirements.lock"],
     "0.10.2": ["jax==0.10.2", "jaxlib==0.10.2"],
@@ -42,7 +40,6 @@ PACKAGES = """
     scikit-learn scipy seaborn tensorflow-probability tensorstore tiktoken tqdm
     treescope xarray
 """.split()
-SHOWN = ["jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "equinox", "numpy"]
 OF_EACH = 2  # notebooks of one repository
 SECONDS = 120  # of one processor, so that other work on the machine changes nothing
 PATIENCE = 5 * SECONDS  # of the clock
@@ -104,9 +101,6 @@ class Notebook(NamedTuple):
     clone: Path
 
 
-TOLD = Notebook._fields[:-1]
-
-
 def git(clone: Path, *words: str) -> str:
     """What git says of a clone."""
     command = ["git", "-C", str(clone), *words]
@@ -119,15 +113,6 @@ def code(path: Path) -> str:
     return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
 
 
-def is_parallel(path: Path) -> bool:
-    """Whether a notebook imports JAX and names a way to use several devices."""
-    try:
-        text = code(path)
-    except (OSError, ValueError, KeyError):
-        return False  # absent, or of a format that is older than cells
-    return bool(IMPORTS_JAX.search(text) and SEVERAL_DEVICES.search(text))
-
-
 def find(folder: Path) -> list[Notebook]:
     """The notebooks on parallel JAX of all clones in a folder, no code twice."""
     found = {}
@@ -135,11 +120,14 @@ def find(folder: Path) -> list[Notebook]:
         origin = git(clone, "remote", "get-url", "origin").removesuffix(".git")
         name = "/".join(re.split("[/:]", origin)[-2:]) or clone.name
         commit = git(clone, "rev-parse", "HEAD")
-        for path in git(clone, "ls-files", "-z", "*.ipynb").split("\0"):
-            if path and is_parallel(clone / path):
+        for path in git(clone, "ls-files", "-z", "*.ipynb").split("\0")[:-1]:
+            try:
+                text = code(clone / path)
+            except (OSError, ValueError, KeyError):
+                continue  # absent, or of a format that is older than cells
+            if IMPORTS_JAX.search(text) and SEVERAL_DEVICES.search(text):
                 edited = git(clone, "log", "-1", "--format=%cs", "--", path)
-                notebook = Notebook(name, commit, path, edited, clone)
-                found.setdefault(code_digest(clone / path), notebook)
+                found.setdefault(text, Notebook(name, commit, path, edited, clone))
     return list(found.values())
 
 
@@ -152,32 +140,19 @@ def draw(notebooks: list[Notebook]) -> list[Notebook]:
     return drawn
 
 
-def uv(*words: str) -> str:
-    """Run uv in the root of this repository, and return what it prints."""
-    command = [os.environ.get("UV", "uv"), *words]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    except FileNotFoundError:
-        raise SystemExit("There is no uv: see https://docs.astral.sh/uv.") from None
-    if found.returncode:
-        raise SystemExit(f"{' '.join(words[:3])} failed:\n{found.stderr}")
-    return found.stdout
+def environment(release: str) -> tuple[Path, list[str]]:
+    """The Python of a release with PACKAGES, and what is installed there."""
 
+    def uv(*words: str) -> str:
+        command = [os.environ.get("UV", "uv"), *words]
+        return subprocess.check_output(command, text=True, cwd=record.ROOT)
 
-def environment(release: str) -> Path:
-    """The Python of a release, installed with PACKAGES unless it is there already."""
     place = STATE / release
     python = place / "bin/python"
-    if not (place / "installed.json").exists():
-        print(f"installing {release}", flush=True)
-        uv("venv", "--quiet", "--clear", "--python", sys.executable, str(place))
-        wanted = [*PACKAGES, *RELEASES[release]]
-        uv("pip", "install", "--quiet", "--python", str(python), *wanted)
-        listed = uv("pip", "list", "--format", "json", "--python", str(python))
-        versions = {row["name"]: row["version"] for row in json.loads(listed)}
-        shown = {name: versions[name] for name in SHOWN}
-        (place / "installed.json").write_text(json.dumps(shown))
-    return python
+    uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, str(place))
+    own = ("--quiet", "--python", str(python))
+    uv("pip", "install", *own, *PACKAGES, *RELEASES[release])
+    return python, uv("pip", "freeze", *own).split()
 
 
 def execute(path: str) -> str | None:
@@ -206,15 +181,9 @@ def execute(path: str) -> str | None:
     return None
 
 
-def limit() -> None:
-    """Let this process, and each that it starts, have GIB of memory and SECONDS."""
-    resource.setrlimit(resource.RLIMIT_DATA, (GIB * 2**30, GIB * 2**30))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
-
-
 def last_words(told: str, code: int) -> str:
-    """Why a process ended that gave no answer, by what it printed or by its signal."""
-    if code == -signal.SIGXCPU or "Termination timeout" in told:
+    """Why a process ended that gave no answer, by what it printed or how it ended."""
+    if code in (124, -signal.SIGXCPU) or "Termination timeout" in told:
         return f"TimeoutError: over {SECONDS} seconds"
     if code == 1:
         raise SystemExit(f"The notebook could not be run:\n{told}")
@@ -222,42 +191,38 @@ def last_words(told: str, code: int) -> str:
     return fatal[0] if fatal else f"exit {code}: {told.strip()[-200:]}"
 
 
-def attempt(release: str, notebook: Notebook) -> tuple[str | None, float]:
-    """Run a notebook in a copy of its folder: the error, if any, and the seconds."""
+def attempt(release: str, python: Path, notebook: Notebook) -> str | None:
+    """Run a notebook in a copy of its folder: the error, if any."""
     original = notebook.clone / notebook.path
     flags = [] if "jax_num_cpu_devices" in code(original) else [EIGHT]
     flags += [] if release == "0.7.2" else [WAIT]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         inside = Path(place, "clone", notebook.path)
         shutil.copytree(original.parent, inside.parent, symlinks=True, ignore=NO_GIT)
-        answer = Path(place, "answer.json")
+        answer, told = Path(place, "answer.json"), Path(place, "told")
         own = {"XLA_FLAGS": " ".join(flags), "PATH": os.environ["PATH"]}
         own |= dict.fromkeys(("HOME", "TMPDIR"), place)
-        start = time.monotonic()
+        limits = ["timeout", "--kill-after=5", str(PATIENCE)]
+        limits += ["prlimit", f"--data={GIB * 2**30}", f"--cpu={SECONDS}:{SECONDS + 5}"]
         process = subprocess.Popen(
-            [environment(release), __file__, "--run", inside.name, answer],
+            [*limits, python, __file__, inside.name, answer],
             cwd=inside.parent,
             env=ENVIRONMENT | own,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
+            stderr=told.open("w"),
             start_new_session=True,
-            preexec_fn=limit,
         )
         try:
-            _, told = process.communicate(timeout=PATIENCE)
-            error = last_words(told, process.returncode)
-        except subprocess.TimeoutExpired:
-            error = f"TimeoutError: over {PATIENCE} seconds"
+            status = process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        took = time.monotonic() - start
+                os.killpg(process.pid, signal.SIGKILL)  # what it left running
         if answer.exists():
             error = json.loads(answer.read_text())
-        return error and error.replace(place, "..."), took
+        else:
+            error = last_words(told.read_text(errors="replace"), status)
+        return error and error.replace(place, "...")
 
 
 def judge(error: str | None) -> dict[str, str]:
@@ -278,61 +243,43 @@ def judge(error: str | None) -> dict[str, str]:
     return {"outcome": "fails", "error": first}
 
 
-def survey(notebooks: list[Notebook], releases: list[str]) -> list[dict]:
-    """What became of each notebook on each release, run where that is not known yet.
+def measure(folder: str) -> Iterator[tuple[str, dict]]:
+    """Run what is drawn from the clones in a folder on each release.
 
     What is blocked on one release is not tried on the next.
     """
-    rows = [dict(zip(TOLD, notebook)) | {"results": {}} for notebook in notebooks]
-    for release in releases:
-        environment(release)
-        kept = STATE / release / "results.json"
-        known = json.loads(kept.read_text()) if kept.exists() else {}
-        for notebook, row in zip(notebooks, rows):
-            if any(run["outcome"] == "blocked" for run in row["results"].values()):
-                continue
-            key = " ".join(notebook[:3])
-            if key not in known:
-                error, took = attempt(release, notebook)
-                known[key] = {"error": error, "seconds": round(took, 1)}
-                kept.write_text(json.dumps(known, indent=1))
-            row["results"][release] = judge(known[key]["error"])
-            told = " ".join(row["results"][release].values())
-            print(f"{release}: {key}: {told}, {known[key]['seconds']} s", flush=True)
-    return rows
-
-
-def main() -> str | None:
-    """Survey the clones in a folder; complain of what hinders that."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the clones are")
-    parser.add_argument("--only", choices=RELEASES, help="run on this release only")
-    parser.add_argument("--record", action="store_true", help="keep the results")
-    options = parser.parse_args()
-    if options.only and options.record:
-        return "One release is a part of the survey: nothing is recorded."
-    if shutil.which("git") is None:
-        return "There is no git: install it first."
-    if not [*options.folder.glob("*/.git")]:
-        return f"{options.folder} has no clones: git clone repositories into it."
-    found = find(options.folder)
-    if not found:
-        return f"The clones in {options.folder} have no notebooks on parallel JAX."
+    found, blocked = find(Path(folder)), set()
     drawn = draw(found)
     print(f"{len(found)} notebooks found, {len(drawn)} drawn", flush=True)
-    rows = survey(drawn, [options.only] if options.only else [*RELEASES])
-    if options.record:
-        versions = {
-            release: json.loads((STATE / release / "installed.json").read_text())
-            for release in RELEASES
-        }
-        record("field", {"found": len(found), "releases": versions, "notebooks": rows})
-    return None
+    for release in RELEASES:
+        python, installed = environment(release)
+        kept, rows = STATE / release / "errors.json", []
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        for notebook in drawn:
+            key = " ".join(notebook[:3])
+            if key in blocked:
+                continue
+            if key not in known:
+                known[key] = attempt(release, python, notebook)
+                kept.write_text(json.dumps(known, indent=1))
+            result = judge(known[key])
+            print(f"{release}: {key}: {' '.join(result.values())}", flush=True)
+            if result["outcome"] == "blocked":
+                blocked.add(key)
+            rows.append(dict(zip(Notebook._fields[:4], notebook)) | result)
+        about = {"found": len(found), "installed": installed}
+        yield release, about | {"notebooks": rows}
+
+
+def files(release: str) -> list[str]:
+    return []  # what was measured is of others, and named with its commit
+
+
+def versions() -> dict[str, str]:
+    return {}  # of each release, what is installed is among what was found
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--run"]:
-        _, _, path, answer = sys.argv
-        Path(answer).write_text(json.dumps(execute(path)))
-        os._exit(0)  # whatever threads it left
-    sys.exit(main())
+    _, path, answer = sys.argv
+    Path(answer).write_text(json.dumps(execute(path)))
+    os._exit(0)  # whatever threads it left
