@@ -1,6 +1,13 @@
-"""What a reader does with the form of a page that calculates, and what it shows."""
+"""What the tests of a page that calculates share: its form, its script, its chapter."""
 
-from playwright.sync_api import Locator, Page
+import ast
+import re
+from collections.abc import Callable
+from types import ModuleType
+
+import nbformat
+from pair import ROOT
+from playwright.sync_api import Browser, Locator, Page
 
 FIELDS = """form => Object.fromEntries(
   [...form.elements].filter(field => field.name).map(field => [field.name, field.value])
@@ -31,3 +38,57 @@ def table(page: Page, body: str = "tbody") -> list[list[str]]:
 def answer(page: Page) -> Locator:
     """The sentence that answers."""
     return page.locator("#explorer .answer")
+
+
+def opened(page: Page, words: str, read: Callable[[Page], object]) -> dict[str, object]:
+    """What is read behind each link of the paragraph with these words, by its text."""
+    links = page.locator("article p", has_text=words).locator("a[href^='?']").all()
+    addresses = {link.inner_text(): link.get_attribute("href") for link in links}
+    assert len(addresses) == len(links), "two links have the same text"
+    home = page.url.partition("?")[0]
+    found = {}
+    for text, address in addresses.items():
+        page.goto(home + address)
+        assert page.locator("#explorer [aria-invalid]").count() == 0, address
+        found[text] = read(page)
+    return found
+
+
+def sizes_at_first(page: str) -> dict[str, int]:
+    """The numbers that the fields of a page hold at first, by its source."""
+    text = (ROOT / f"book/{page}.md").read_text()
+    fields = re.findall(r'<input name="(\w+)" value="(\d+)"', text)
+    return {name: int(value) for name, value in fields}
+
+
+def section(page: str, title: str) -> str:
+    """The source of a section of a page, its numbers as a reader sees them."""
+    text = (ROOT / f"book/{page}.md").read_text().replace("{,}", ",")
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def asked(browser: Browser, script: str, question: str, given: object = None) -> object:
+    """What a page's script answers, without the page."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        for name in ("form.js", script):
+            page.add_script_tag(path=ROOT / "book/_static" / name)
+        return page.evaluate(question, given)
+
+
+def code_of(chapter: str) -> str:
+    """The code of a chapter."""
+    cells = nbformat.read(ROOT / f"notebooks/{chapter}.ipynb", 4).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+
+
+def defined(code: str, names: list[str], **given: object) -> ModuleType:
+    """What code defines first under these names, beside what is given; no more runs."""
+    module = ModuleType("chapter")
+    vars(module).update(given)
+    for node in ast.parse(code).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else node
+        name = getattr(target, "name", getattr(target, "id", None))
+        if name in names and name not in vars(module):
+            exec(compile(ast.Module([node], []), "chapter", "exec"), vars(module))
+    return module
