@@ -156,7 +156,7 @@ def with_tables(root: Path, readme: str, index: str) -> tuple[str, str]:
 
 
 def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
-    """The text that each file should have, and what stands in the way."""
+    """The texts of the files that are out of date, and what stands in the way."""
     texts, problems = {}, []
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         if not path.with_suffix(".md").exists():
@@ -192,19 +192,15 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
         texts[readme], texts[index] = tables
     except ValueError as error:
         problems.append(f"README.md and book/index.md keep their tables: {error}")
-    return texts, problems
-
-
-def is_behind(path: Path, text: str) -> bool:
-    return not path.exists() or path.read_text() != text
+    behind = {p: t for p, t in texts.items() if not p.exists() or p.read_text() != t}
+    return behind, problems
 
 
 def pair(root: Path = ROOT) -> list[str]:
     """Bring every file up to date; return what stood in the way."""
     texts, problems = plan(root)
     for path, text in texts.items():
-        if is_behind(path, text):  # the build goes by the time of a file
-            path.write_text(text)
+        path.write_text(text)
     return problems
 
 
