@@ -24,7 +24,6 @@ kernelspec:
 ---
 """
 
-
 TOC = """\
 format: jb-book
 root: book/index
@@ -268,14 +267,10 @@ def test_planted_fault_is_found(book, rule, fault):
     assert fault.complaint in complaints(rule, book, fault)
 
 
-def test_lone_notebook_is_found(book):
-    (book / SOURCE).unlink()
-    assert "02_second.ipynb has no source" in "\n".join(pair.pair(book))
-    assert (book / TWIN).exists()
-
-
-def test_gap_in_the_numbers_is_found(book):
+def test_lone_notebook_and_gap_in_the_numbers_are_found(book):
     (book / SOURCE).rename(book / "notebooks/03_second.md")
+    assert "02_second.ipynb has no source" in pair.pair(book)[0]
+    assert (book / TWIN).exists()
     found = list(checks.chapters_have_the_skeleton(book))
     assert found == ["03_second: chapter 2 in the folder is named 02_slug"]
 

@@ -8,7 +8,6 @@ import pytest
 from pair import ROOT
 
 SETUP = (ROOT / "book/cells/setup.py").read_text()
-COUNT = "import jax; assert jax.device_count() == 8"
 HAVE_16 = "import jax; jax.config.update('jax_num_cpu_devices', 16); jax.devices()"
 FOUND = "Found {} cpu: emulating 8\n"
 
@@ -36,7 +35,7 @@ def run(*parts: str) -> subprocess.CompletedProcess:
     ids=["fresh", "twice", "one seen", "eight used", "sixteen"],
 )
 def test_eight_devices(before, said):
-    result = run(before, SETUP, COUNT)
+    result = run(before, SETUP, "assert jax.device_count() == 8")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(said)
     assert "8 emulated CPU devices" in result.stdout.splitlines()[-1]
