@@ -27,6 +27,8 @@ def test_the_chapter_shows_every_fault_as_it_was_recorded():
 def test_what_is_recorded_of_a_fault_is_that_fault(fault):
     found = KEPT[fault.name]["found"]
     assert hosts.contradictions(fault, found) == []
+    turned = {"message": [None if words else "Ow" for words in found["message"]]}
+    assert hosts.contradictions(fault, found | turned)
     for other in hosts.FAULTS:
         if len(other.ends) == len(fault.ends) and other.ends != fault.ends:
             theirs = KEPT[other.name]["found"]
