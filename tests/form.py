@@ -67,28 +67,37 @@ def section(page: str, title: str) -> str:
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def asked(browser: Browser, script: str, question: str, given: object = None) -> object:
-    """What a page's script answers, without the page."""
+def counted(browser: Browser, page: str, count: str, cases: list[dict]) -> list:
+    """What a page's script counts for each case, without the page, by the body of a
+    function of the texts; or the field and the words of a refusal."""
+    function = f"""cases => cases.map(texts => {{
+      try {{ {count} }} catch (error) {{
+        if (error.field) return [error.field, error.message]; else throw error;
+      }}
+    }})"""
+    texts = [{name: str(value) for name, value in case.items()} for case in cases]
     with browser.new_context() as context:
-        page = context.new_page()
-        for name in ("form.js", script):
-            page.add_script_tag(path=ROOT / "book/_static" / name)
-        return page.evaluate(question, given)
+        blank = context.new_page()
+        for name in ("form", page):
+            blank.add_script_tag(path=ROOT / f"book/_static/{name}.js")
+        return blank.evaluate(function, texts)
 
 
-def code_of(chapter: str) -> str:
-    """The code of a chapter."""
+def defined(
+    chapter: str, names: str, changes: dict | None = None, **given
+) -> ModuleType:
+    """What a chapter defines first under these names, beside what is given, after
+    changes of its text; no more of it runs."""
     cells = nbformat.read(ROOT / f"notebooks/{chapter}.ipynb", 4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-
-
-def defined(code: str, names: list[str], **given: object) -> ModuleType:
-    """What code defines first under these names, beside what is given; no more runs."""
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    for old, new in (changes or {}).items():
+        assert code.count(old) == 1, old
+        code = code.replace(old, new)
     module = ModuleType("chapter")
     vars(module).update(given)
     for node in ast.parse(code).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else node
         name = getattr(target, "name", getattr(target, "id", None))
-        if name in names and name not in vars(module):
+        if name in names.split() and name not in vars(module):
             exec(compile(ast.Module([node], []), "chapter", "exec"), vars(module))
     return module
