@@ -3,7 +3,6 @@
 launchers.sh starts everything, as root on Debian or Ubuntu, and says how long it took.
 """
 
-import math
 import os
 import re
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import record
 
 SCRIPT = Path(__file__).with_suffix(".sh")
@@ -67,18 +67,17 @@ def numbers(said: str) -> dict[str, list[float]]:
 
 def differences(said: str, whole: str, since: int = 0) -> list[str]:
     """Where a run that goes on after a step differs from the run that never stopped."""
-    found, expected = numbers(said), numbers(whole)
     # What was told to stop half-way says itself after which step it goes on.
     stops = [str(since)] if since else re.findall(r"^stopped: .* (\d+)$", said, re.M)
     told = []
     if (restored := re.findall(r"^step +(\d+)  restored$", said, re.M)) != stops:
         told.append(f"it went on after {restored}, not after {stops}")
+    found, expected = numbers(said), numbers(whole)
     due = [name for name in expected if int(name.split()[1]) >= since]
     for name in due:
-        old, new = expected[name], found.get(name, [math.nan, 0])
+        new, old = found.get(name, np.nan), expected[name]
         # Sums are taken in another order on other devices: see tests/test_script.py.
-        close = math.isclose(new[0], old[0], rel_tol=1e-4, abs_tol=2e-6)
-        if not close or new[1] != old[1]:
+        if not np.allclose(new, old, rtol=1e-4, atol=2e-6):
             told.append(f"{name}: {new}, one process has {old}")
     return told if due else ["there is nothing to compare"]
 

@@ -5,8 +5,8 @@
 #
 # It needs root on Debian or Ubuntu, and a python with the book's packages on the PATH.
 # Of Open MPI, Slurm and MUNGE it installs what is missing. All else happens in
-# namespaces that end with this script: nobody outside sees their processes, ports,
-# mounts and files, and none of these is left.
+# namespaces that end with this script, and with them all processes and daemons, their
+# ports, mounts and files.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import launchers
 import pytest
 import yaml
-from faults import assert_all_planted, complaints, each
+from faults import complaints, each
 from pair import ROOT
 
 LAUNCH = ROOT / "launch"
@@ -107,7 +107,6 @@ def starts(options: list[str]) -> bool:
             return False
 
 
-RULES = [jobsets_fit_their_models, pods_are_processes_of_jax]
 TPU = r"(?s)(\n---\n.*?)"  # before a pattern: in the second document
 FAULTS = {
     jobsets_fit_their_models: [
@@ -127,13 +126,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", FAULTS, ids=lambda rule: rule.__name__)
 def test_jobsets(rule):
     assert not list(rule(ROOT))
-
-
-def test_every_rule_has_a_fault():
-    assert_all_planted(RULES, FAULTS)
 
 
 @each(FAULTS, file=FILE)
@@ -224,7 +219,7 @@ step    48  test loss 0.982307, 232 of 261 right
         ("2.010195", "2.010197", ""),
         ("2.010195", "2.011195", "step 8 loss: [2.011195, 0], one process has [2.01"),
         ("232 of", "231 of", "step 48 test loss: [0.982307, 231]"),
-        ("1.260273", "nan", "step 24 loss: [nan"),
+        ("1.260273", "nan", "step 24 loss: nan, one process has [1.260273, 0]"),
         (r"\Z", "stopped: it goes on after step 20\n", "it went on after []"),
     ],
 )
