@@ -1,28 +1,20 @@
-"""The search finds the right page for what people paste; `--record` keeps the ranks."""
+"""The search finds the right page for what people paste, and shows it to everybody."""
 
 import json
 import re
 
 import pytest
-from bs4 import BeautifulSoup
-from record import earlier, record
 from pair import ROOT
 from playwright.sync_api import expect
 from published import SITE
+from record import read
+from search import FILES, pastes, ranks, search
 
-
-def read(name: str) -> dict[str, dict]:
-    """The pastes of a file that have an answer, by their names."""
-    entries = json.loads((ROOT / f"tests/{name}.json").read_text())
-    return {entry.get("thread") or entry["name"]: entry for entry in entries}
-
-
-# What was asked in public, for which the page of errors was written; and what other
-# programs print or other readers may ask, on which nothing was tuned.
-ASKED = {name: e for name, e in read("threads").items() if e["answer"]}
-HELD_OUT = read("pastes")
-ALL = ASKED | HELD_OUT
+PARTS = {part: pastes(part) for part in FILES}
+ALL = {name: entry for part in PARTS.values() for name, entry in part.items()}
+TOPICS = json.loads((ROOT / "tests/topics.json").read_text())
 ANNOUNCING = [f"book/{n}.html" for n in ("index", "status", "references", "glossary")]
+ID = r'\bid="([^"]+)"'
 MESSAGES = [
     "jax.errors.TracerBoolConversionError: Attempted boolean conversion of traced array"
     " with shape bool[].",
@@ -61,60 +53,29 @@ NOISE = {  # each is dropped whole
 }
 
 
-def last_lines(text: str) -> str:
-    """What a reader copies who copies little: from the last error on, or a line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    errors = [
-        i for i, line in enumerate(lines) if re.search(r"(Error|Warning)\b:", line)
-    ]
-    return "\n".join(lines[errors[-1] if errors else -1 :])
+@pytest.fixture(scope="module")
+def ask(browser, site):
+    with search(browser, site) as answers:
+        yield answers
 
 
 @pytest.fixture(scope="module")
-def pages(browser, site):
-    """A function that gives the addresses found for each of some queries."""
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.goto(site + "search.html")
-        page.evaluate("Search.load('sections.bin').then(found => window.found = found)")
-        ask = """queries => queries.map(query => Search.rank(window.found, query)
-            .map(([{page, anchor}]) => page + '#' + anchor))"""
-        yield lambda queries: page.evaluate(ask, queries)
-
-
-@pytest.fixture(scope="module")
-def ranks(request, pages, browser):
-    """Where the first right page is for each paste, whole and its last lines; or 0."""
-    wholes = [entry["asked"] for entry in ALL.values()]
-    answers = zip(pages(wholes), pages([last_lines(text) for text in wholes]))
-
-    def rank(entry: dict, found: list[str]) -> int:
-        right = {entry["answer"].partition("#")[0], *entry["also"]}
-        places = [i for i, at in enumerate(found, 1) if at.partition("#")[0] in right]
-        return min(places, default=0)
-
-    found = {
-        name: [rank(ALL[name], each) for each in both]
-        for name, both in zip(ALL, answers)
-    }
-    if request.config.getoption("--record"):
-        numbers = {"asked": {n: found[n] for n in ASKED}}
-        numbers["held_out"] = {n: found[n] for n in HELD_OUT}
-        record("search", {"browser": f"Chromium {browser.version}"} | numbers)
-    return found
+def found(ask):
+    """The ranks of each part's pastes, as they are recorded."""
+    return {part: ranks(ask, part) for part in PARTS}
 
 
 @pytest.fixture
-def search(quiet_page):
+def typed(quiet_page):
     """A function that types a query and gives the page once it has answered."""
 
-    def ask(query):
+    def type_query(query):
         page = quiet_page("search.html")
         page.get_by_role("main").get_by_role("textbox").fill(query)
         expect(page.get_by_role("status")).to_contain_text("Found")
         return page
 
-    return ask
+    return type_query
 
 
 def share(found: list[int], most: int) -> float:
@@ -122,76 +83,82 @@ def share(found: list[int], most: int) -> float:
     return sum(1 <= rank <= most for rank in found) / len(found)
 
 
-@pytest.mark.parametrize("form", ["whole", "last lines"])
-def test_most_pastes_find_their_page(ranks, form):
-    asked = [ranks[name][form == "last lines"] for name in ASKED]
-    others = [ranks[name][form == "last lines"] for name in HELD_OUT]
-    assert len(asked) == 69 and len(others) == 25
-    assert share(asked, 2) >= 0.9 and share(asked, 10) >= 0.95
-    assert share(others, 2) >= 0.8 and share(others, 10) >= 0.95
+def test_most_pastes_find_their_page(found):
+    assert {part: len(found[part]) for part in found} == {"asked": 69, "held out": 25}
+    for part, least in {"asked": 0.9, "held out": 0.8}.items():
+        for places in zip(*found[part].values()):  # of the wholes, of the last lines
+            assert share(places, 2) >= least, part
+            assert share(places, 10) >= 0.95, part
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_paste_finds_its_page_as_it_did(ranks, name):
+def test_pastes_find_their_pages_as_they_did(found):
     """What was first or second when the ranks were recorded is still among three: an
     edit elsewhere may move a page by one."""
-    recorded = earlier("search")
-    for now, then in zip(ranks[name], (recorded["asked"] | recorded["held_out"])[name]):
-        assert 1 <= now <= 3 or not 1 <= then <= 2
+    lost = []
+    for part, record in read("search").items():
+        for name, then in record["found"].items():
+            now = found[part].get(name, [0, 0])
+            if any(1 <= a <= 2 and not 1 <= b <= 3 for a, b in zip(then, now)):
+                lost.append(f"{name}: was {then}, is {now}")
+    assert not lost, "\n".join(lost)
 
 
-def test_nothing_that_announces_is_above_an_answer(pages, ranks):
-    for name, found in zip(ALL, pages([entry["asked"] for entry in ALL.values()])):
-        above = [at.partition("#")[0] for at in found[: max(ranks[name][0] - 1, 0)]]
-        assert not {*above} & {*ANNOUNCING}, name
+def test_a_few_words_find_their_page(ask):
+    firsts = [found[0].partition("#")[0] for found in ask([*TOPICS])]
+    assert dict(zip(TOPICS, firsts)) == TOPICS
+
+
+def test_nothing_that_announces_is_above_an_answer(ask, found):
+    for part, entries in PARTS.items():
+        answers = ask([entry["asked"] for entry in entries.values()])
+        for name, addresses in zip(entries, answers):
+            above = addresses[: max(found[part][name][0] - 1, 0)]
+            assert not {at.partition("#")[0] for at in above} & {*ANNOUNCING}, name
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_noise_changes_nothing(pages, noise):
-    assert pages(MESSAGES) == pages([NOISE[noise].format(text) for text in MESSAGES])
+def test_noise_changes_nothing(ask, noise):
+    assert ask(MESSAGES) == ask([NOISE[noise].format(text) for text in MESSAGES])
 
 
-def test_frames_do_not_change_what_is_first(pages):
-    bare, framed = pages(MESSAGES), pages([FRAMES.format(text) for text in MESSAGES])
+def test_frames_do_not_change_what_is_first(ask):
+    bare, framed = ask(MESSAGES), ask([FRAMES.format(text) for text in MESSAGES])
     assert [found[0] for found in bare] == [found[0] for found in framed]
 
 
-def test_every_answer_and_every_section_has_its_place(pages):
+def test_every_answer_and_every_section_has_its_place(ask):
     places = {entry["answer"] for entry in ALL.values()}
-    places |= {
-        entry for found in pages([e["asked"] for e in ALL.values()]) for entry in found
-    }
-    for page in {place.partition("#")[0] for place in places}:
-        soup = BeautifulSoup((SITE / page).read_text(), "html.parser")
-        for anchor in [p.partition("#")[2] for p in places if p.startswith(f"{page}#")]:
-            assert soup.find(id=anchor), f"{page}#{anchor}"
+    places = places.union(*ask([entry["asked"] for entry in ALL.values()]))
+    pages = {place.partition("#")[0] for place in places}
+    texts = {page: (SITE / page).read_text() for page in pages}
+    whole = {f"{page}#{id}" for page in texts for id in re.findall(ID, texts[page])}
+    assert not places - pages - whole
 
 
-def test_every_page_can_be_found(pages):
+def test_every_page_can_be_found(ask):
     """A page that was not read again keeps its sections."""
     names = [path for f in ("book", "notebooks") for path in (ROOT / f).glob("*.md")]
     heads = [re.search("^# (.*)$", path.read_text(), re.MULTILINE)[1] for path in names]
-    for path, found in zip(names, pages(heads)):
+    for path, found in zip(names, ask(heads)):
         page = f"{path.parent.name}/{path.stem}.html"
         assert page in {at.partition("#")[0] for at in found}, page
 
 
-def test_a_result_shows_what_matched(search):
-    first = (
-        search("it says: Array has been deleted").locator("#search-results li").first
-    )
+def test_a_result_shows_what_matched(typed):
+    page = typed("it says: Array has been deleted")
+    first = page.locator("#search-results li").first
     expect(first.get_by_role("link").first).to_have_text("Array has been deleted")
     expect(first.locator(".where")).to_contain_text("Error messages")
     assert {"Array", "deleted"} <= set(first.locator("mark").all_inner_texts())
 
 
-def test_a_query_is_text_and_nothing_else(search):
-    page = search("<img src=x onerror=alert(1)> &lt;b&gt; Array has been deleted")
+def test_a_query_is_text_and_nothing_else(typed):
+    page = typed("<img src=x onerror=alert(1)> &lt;b&gt; Array has been deleted")
     assert page.locator("main img, main b").count() == 0
 
 
-def test_nothing_found_says_what_to_try(search):
-    page = search("qwxyz")
+def test_nothing_found_says_what_to_try(typed):
+    page = typed("qwxyz")
     expect(page.get_by_role("status")).to_contain_text("Found nothing. Paste the whole")
     assert page.locator("#search-results li").count() == 0
 
@@ -216,8 +183,8 @@ def test_a_traceback_pasted_into_the_search_of_any_page(quiet_page):
     )
 
 
-def test_results_are_reached_by_keyboard(search):
-    page = search("ensemble")
+def test_results_are_reached_by_keyboard(typed):
+    page = typed("ensemble")
     page.keyboard.press("Enter")
     expect(page.get_by_role("main").get_by_role("textbox")).to_have_value("ensemble")
     page.keyboard.press("Tab")
@@ -227,12 +194,7 @@ def test_results_are_reached_by_keyboard(search):
     expect(page).to_have_url(re.compile("08_ensembles.html#"))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 360])
-def test_results_are_accessible_and_fit(search, barriers, scheme, width):
-    page = search(ALL["accumulate_in_scan"]["asked"])
-    page.set_viewport_size({"width": width, "height": 800})
-    page.emulate_media(color_scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    found = barriers(page)
-    assert not found, "\n".join(found)
+def test_results_are_accessible_and_fit(typed, wrong_with):
+    page = typed(ALL["accumulate_in_scan"]["asked"])
+    wrong = wrong_with(page, shows="#search-results li")
+    assert not wrong, "\n".join(wrong)

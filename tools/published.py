@@ -5,6 +5,8 @@ import threading
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import yaml
@@ -14,22 +16,20 @@ SITE = ROOT / "_build/html"
 PREFIX = urlsplit(
     yaml.safe_load((ROOT / "_config.yml").read_text())["html"]["baseurl"]
 ).path
+CHROMIUM = ["chromium", "chromium-browser", "google-chrome", "chrome"]
 
 
-class Published(SimpleHTTPRequestHandler):
-    """Serves SITE under PREFIX, and the site's own 404 page for what is not there."""
+def contents() -> list[tuple[str, str]]:
+    """The pages in reading order: the part's caption, and the path without suffix."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    pages = [("", toc["root"])]
+    for part in toc["parts"]:
+        pages += [(part["caption"], page["file"]) for page in part["chapters"]]
+    return pages
 
-    def translate_path(self, path):
-        path = urlsplit(path).path
-        inside = path.removeprefix(PREFIX) if path.startswith(PREFIX) else "/missing"
-        return super().translate_path("/" + inside)
 
-    def send_error(self, code, *_):
-        page = (SITE / "404.html").read_bytes()
-        self.send_response(code)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(page)
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves a folder, and the site's own 404 page for what is not there."""
 
     def log_message(self, *_):
         pass
@@ -39,36 +39,37 @@ class Published(SimpleHTTPRequestHandler):
 def published():
     """Serve the built site; yields its address, which ends with a slash."""
     assert (SITE / "index.html").exists(), "there is no site: run nox -s book"
-    handler = partial(Published, directory=str(SITE))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}{PREFIX}"
-        server.shutdown()
+    Quiet.error_message_format = (SITE / "404.html").read_text().replace("%", "%%")
+    with TemporaryDirectory() as folder:
+        Path(folder, PREFIX.strip("/")).symlink_to(SITE)
+        handler = partial(Quiet, directory=folder)
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            yield f"http://127.0.0.1:{server.server_port}{PREFIX}"
+            server.shutdown()
 
 
-def installed(*names):
-    """The path of the first of these programs that the system has, or None."""
-    return next(filter(None, map(shutil.which, names)), None)
+def program(*names: str) -> str:
+    """The path of the first of these programs that the system has: none is fetched."""
+    paths = [path for path in map(shutil.which, names) if path]
+    assert paths, f"there is no {names[0]}: run apt-get install {names[0]}"
+    return paths[0]
 
 
 def chromium(playwright):
-    """A headless browser: the system's own, so that nothing is downloaded."""
-    path = installed("chromium", "chromium-browser", "google-chrome", "chrome")
-    assert path, "there is no Chromium: run apt-get install chromium, or install Chrome"
-    # As root, which containers are, Chromium has no sandbox of its own.
-    return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    """A headless Chromium, or Chrome."""
+    return playwright.chromium.launch(
+        executable_path=program(*CHROMIUM),
+        args=["--no-sandbox"],  # as root, which containers are, it has none of its own
+    )
 
 
 class Firefox:
-    """The system's own Firefox, headless. What Playwright cannot ask of a single page
-    of it, one more Firefox is started with."""
+    """A headless Firefox. What Playwright cannot ask of a single page of it, one more
+    Firefox is started with."""
 
     def __init__(self, playwright):
-        self.path = installed("firefox-esr", "firefox")
-        assert self.path, (
-            "there is no Firefox: run apt-get install firefox-esr, or install Firefox"
-        )
-        self.playwright, self.started = playwright, {}
+        self.firefox, self.started = playwright.firefox, {}
 
     def new_context(
         self,
@@ -85,9 +86,9 @@ class Firefox:
         }
         key = str(preferences)
         if key not in self.started:
-            self.started[key] = self.playwright.firefox.launch(
+            self.started[key] = self.firefox.launch(
                 channel="moz-firefox",  # over WebDriver BiDi, which needs no patches
-                executable_path=self.path,
+                executable_path=program("firefox-esr", "firefox"),
                 firefox_user_prefs=preferences,
             )
         return self.started[key].new_context(**options)
