@@ -6,10 +6,9 @@ file, and the parts and chapters its outline.
 
 import io
 
-import yaml
 from pair import ROOT
-from playwright.sync_api import sync_playwright
-from published import SITE, chromium, published
+from playwright.sync_api import Browser, sync_playwright
+from published import SITE, chromium, contents, published
 from pypdf import PdfReader, PdfWriter
 from pypdf.annotations import Link
 from pypdf.generic import Fit
@@ -22,20 +21,11 @@ UNFOLD = """for (const solution of document.querySelectorAll(".tag_solution deta
   solution.open = true"""
 
 
-def contents() -> list[tuple[str | None, str]]:
-    """The pages in reading order, as (part or None, path without its suffix)."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    pages = [(None, toc["root"])]
-    for part in toc["parts"]:
-        pages += [(part["caption"], page["file"]) for page in part["chapters"]]
-    return pages
-
-
-def print_book(address: str, browser) -> PdfWriter:
-    """Print every page of the site at address, and join them."""
-    book, firsts, part, parent = PdfWriter(), {}, None, None
+def print_book(address: str, browser: Browser, pages: list) -> PdfWriter:
+    """Print these pages, each with its part, of the site at address, and join them."""
+    book, firsts, part, parent = PdfWriter(), {}, "", None
     page = browser.new_page(color_scheme="light", reduced_motion="reduce")
-    for caption, name in contents():
+    for caption, name in pages:
         page.goto(f"{address}{name}.html", wait_until="networkidle")
         page.evaluate(UNFOLD)
         title = page.locator("article h1").first.inner_text().rstrip("#")
@@ -45,15 +35,13 @@ def print_book(address: str, browser) -> PdfWriter:
             display_header_footer=True,
             header_template="<span></span>",
             footer_template=FOOTER,
-            margin=dict(top="16mm", bottom="18mm", left="18mm", right="18mm"),
+            margin={"top": "16mm", "bottom": "18mm", "left": "18mm", "right": "18mm"},
         )
         first = firsts[page.url] = len(book.pages)
         book.append(PdfReader(io.BytesIO(sheet)), import_outline=False)
         if caption != part:
-            part, parent = (
-                caption,
-                book.add_outline_item(title=caption, page_number=first),
-            )
+            part = caption
+            parent = book.add_outline_item(title=part, page_number=first)
         book.add_outline_item(title=title, page_number=first, parent=parent)
     turn_links_inward(book, firsts)
     book.add_metadata({"/Title": "Parallel JAX", "/Author": "The Parallel JAX authors"})
@@ -63,25 +51,21 @@ def print_book(address: str, browser) -> PdfWriter:
 def turn_links_inward(book: PdfWriter, firsts: dict[str, int]) -> None:
     """Let a link to a page of the site lead to that page's place in the file."""
     for number, page in enumerate(book.pages):
-        kept, inward = [], []
+        inward = {}
         for reference in page.get("/Annots") or []:
             note = reference.get_object()
             target = note.get("/A", {}).get("/URI", "").split("#")[0]
             if target in firsts:
-                inward.append((note["/Rect"], firsts[target]))
-            else:
-                kept.append(reference)
-        if inward:
-            page["/Annots"].clear()
-            page["/Annots"].extend(kept)
-        for rect, goal in inward:
+                inward[reference] = note["/Rect"], firsts[target]
+        for reference, (rect, goal) in inward.items():
+            page["/Annots"].remove(reference)
             link = Link(rect=rect, target_page_index=goal, fit=Fit.fit_horizontally())
             book.add_annotation(number, link)
 
 
 if __name__ == "__main__":
     with published() as address, sync_playwright() as playwright:
-        book = print_book(address, chromium(playwright))
+        book = print_book(address, chromium(playwright), contents())
     book.compress_identical_objects()
     path = SITE / "parallel-jax.pdf"
     book.write(path)
