@@ -6,12 +6,14 @@ A measurement is a module of this folder, or tools/mutants.py, with
     files(part)       the files that a part measures, from the root of the repository
     versions()        what it was measured with, by name
     cell(parts)       the text of book/cells/recorded_NAME.py, if chapters show it
+    same(kept, found) whether two results agree; without it they must be equal
 
 `--record` keeps each part in book/measured as soon as it is found. Without it, what was
 found is compared with what is kept.
 """
 
 import importlib
+import operator
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +34,8 @@ def write_cell(name: str, text: str) -> None:
     """Write the cell by which chapters show a record, in the layout that ruff gives."""
     path = record.ROOT / f"book/cells/recorded_{name}.py"
     path.write_text(text)
-    subprocess.run(["ruff", "format", "--quiet", path], check=True)
+    layout = ["pre-commit", "run", "ruff-format", "--files", path]
+    subprocess.run(layout, stdout=subprocess.DEVNULL)  # it complains of what it mends
     print(f"wrote {path.relative_to(record.ROOT)}: now run nox -s pair")
 
 
@@ -41,16 +44,20 @@ def main(name: str = "", *words: str) -> str | None:
     if name not in measurements():
         return f"usage: nox -s lab -- NAME [PART ...] [--record]; {measurements()}"
     lab = importlib.import_module(name)
+    same = getattr(lab, "same", operator.eq)
     parts = [word for word in words if word != "--record"]
     kept, differ = record.read(name), []
-    for part, found in lab.measure(*parts):
-        if "--record" in words:
-            record.keep(name, part, found, lab.files(part), lab.versions())
-        elif part not in kept or kept[part]["found"] != found:
-            differ.append(part)
-            print(f"{part}: found {found},\n  kept {kept.get(part, {}).get('found')}")
-    if "--record" in words and hasattr(lab, "cell"):
-        write_cell(name, lab.cell(record.read(name)))
+    try:
+        for part, found in lab.measure(*parts):
+            if "--record" in words:
+                record.keep(name, part, found, lab.files(part), lab.versions())
+            elif part not in kept or not same(kept[part]["found"], found):
+                differ.append(part)
+                known = kept.get(part, {}).get("found")
+                print(f"{part}: found {found},\n  kept {known}")
+    finally:
+        if "--record" in words and hasattr(lab, "cell"):
+            write_cell(name, lab.cell(record.read(name)))
     return f"not as recorded: {', '.join(differ)}" if differ else None
 
 

@@ -320,6 +320,11 @@ def files(part: str) -> list[str]:
     return ["lab/hosts_worker.py"]
 
 
+def same(kept: dict, found: dict) -> bool:
+    """Whether a fault showed as it did before; seconds differ from run to run."""
+    return all(kept[name] == found[name] for name in ("message", "status"))
+
+
 def versions() -> dict[str, str]:
     """What the faults were measured with."""
     return record.installed("jax", "orbax-checkpoint") | {"Linux": platform.release()}
