@@ -1,4 +1,4 @@
-"""Run the PyTorch programs of a page, which are in pytorch_programs.py, by torchrun.
+"""Run the PyTorch programs that a page of book shows, by torchrun.
 
 Each program is a part, and its record is what the two processes found. PyTorch is
 large, so no lock has it: pip install torch==2.13.0.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import record
 
-PROGRAMS = "lab/pytorch_programs.py"
+PROGRAMS = "book/pytorch_programs.py"
 LIMIT = 600  # seconds, of which a busy machine takes 200
 SETTINGS = {
     "GLOO_SOCKET_IFNAME": "lo",

@@ -1,4 +1,4 @@
-"""The PyTorch programs of book/from_pytorch_parallelism.md, run by lab/pytorch.py.
+"""The PyTorch programs of from_pytorch_parallelism.md, run by lab/pytorch.py.
 
 The page shows the functions above the line as they stand. torchrun runs this file as
 two processes, which meet through a file and talk over Gloo on 127.0.0.1 only.
