@@ -8,14 +8,13 @@ from math import prod
 import jax
 import numpy as np
 import pytest
-from form import state, table, type_in
+from form import asked, state, table, type_in
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from pair import ROOT
 from playwright.sync_api import Browser, Page, expect
+from test_widgets import TOOLS
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-SCRIPT = ROOT / "book/_static/explorer.js"
 ANSWER = """cases => cases.map(texts => {
   try {
     const { block, copies, devices } = Sharding.layout(...Sharding.parse(...texts));
@@ -31,10 +30,7 @@ NAMES = ["x", "y", "data", "model", "a_1"]
 
 def answers(browser: Browser, cases: list) -> list:
     """What the script answers to cases of three texts, without the page."""
-    with browser.new_context() as context:
-        page = context.new_page()
-        page.add_script_tag(path=SCRIPT)
-        return page.evaluate(ANSWER, cases)
+    return asked(browser, "explorer.js", ANSWER, cases)
 
 
 def as_text(shape: tuple, axes: dict[str, int], spec: tuple) -> tuple[str, str, str]:
@@ -169,57 +165,16 @@ def test_table_sentence_and_code_follow_what_is_typed(explorer):
     assert sum(shards) == 4 * x.nbytes
 
 
-def test_address_carries_the_state(explorer, browser):
-    type_in(explorer, shape="4, 6, 8", mesh="a=2, b=3", spec="P(None, ('b',), 'a')")
-    explorer.get_by_label("Element type").select_option("int8")
-    assert explorer.url.endswith(
-        "?shape=4,6,8&mesh=a=2,b=3&spec=P(None,(b,),a)&dtype=int8"
-    )
-    with browser.new_context() as context:
-        other = context.new_page()
-        other.goto(explorer.url)
-        assert state(other) == state(explorer) | {"spec": 'P(None, "b", "a")'}
-        assert table(other) == table(explorer)
-
-
-def test_back_and_forward(explorer):
-    first = state(explorer)
-    explorer.get_by_label("Spec", exact=True).press("Control+a")
-    explorer.keyboard.type("P(None)")  # one step back, for all of its letters
-    type_in(explorer, shape="8, 24")
-    last = state(explorer)
-    explorer.go_back()
-    assert state(explorer) == last | {"shape": first["shape"]}
-    explorer.go_back()
-    assert state(explorer) == first
-    explorer.go_forward()
-    explorer.go_forward()
-    assert state(explorer) == last and table(explorer)[0][3] == "(8, 24)"
-
-
-@pytest.mark.parametrize(
-    "tabs, spec",
-    [
-        (1, "P()"),
-        (2, 'P("b", None)'),
-        (3, 'P(None, "a")'),
-        (4, 'P("b", "a")'),
-        (5, 'P("a", "b")'),
-        (6, 'P(("b", "a"), None)'),
-    ],
-)
-def test_presets_by_keyboard(explorer, tabs, spec):
-    type_in(explorer, shape="24, 24", mesh="b=2, a=4", spec="P(")
-    for _ in range(tabs):
-        explorer.keyboard.press("Tab")
-    explorer.keyboard.press("Enter")
-    assert state(explorer) == {
-        "shape": "24, 24",
-        "dtype": "float32",
-        "mesh": "b=2, a=4",
-        "spec": spec,
-    }
-    assert explorer.locator("#explorer [aria-invalid]").count() == 0
+def test_presets_by_keyboard(explorer):
+    typed = {"shape": "24, 24", "mesh": "b=2, a=4"}
+    specs = ["P()", 'P("b", None)', 'P(None, "a")', 'P("b", "a")', 'P("a", "b")']
+    for tabs, spec in enumerate([*specs, 'P(("b", "a"), None)'], 1):
+        type_in(explorer, **typed, spec="P(")
+        for _ in range(tabs):
+            explorer.keyboard.press("Tab")
+        explorer.keyboard.press("Enter")
+        assert state(explorer) == typed | {"dtype": "float32", "spec": spec}
+        assert explorer.locator("#explorer [aria-invalid]").count() == 0
 
 
 def test_presets_mend_what_they_cannot_use(explorer):
@@ -276,63 +231,17 @@ def test_table_and_drawing_mark_one_device(explorer):
     assert {e.get_attribute("data-device") for e in on.all()} == {"1"}
 
 
-STATES = {
-    "first": "",
-    "copies": "?spec=P(y)",
-    "rank-3": "?shape=4,64,128&mesh=data=2,seq=2,model=2&spec=P(data,seq,model)",
-    "rank-0": "?shape=&spec=P()",
-    "wide": "?shape=1048576&mesh=data=64&spec=P(data)",
-    "64-copies": "?shape=64,64&mesh=data=64&spec=P()",
-    "refused": "?shape=9,8&spec=P(x)",
-}
-
-
-@pytest.mark.parametrize("query", STATES.values(), ids=STATES)
-def test_every_device_is_drawn(explorer, query):
-    explorer.goto(explorer.url + query)
-    devices = [row[0] for row in table(explorer)]
-    for drawing in (".mesh", ".array"):
-        numbers = explorer.locator(f"{drawing} .number").all_text_contents()
-        assert sorted(numbers, key=int) == devices
-
-
-@pytest.mark.parametrize("query", STATES.values(), ids=STATES)
-def test_fits_a_phone(explorer, query):
-    explorer.set_viewport_size({"width": 360, "height": 740})
-    explorer.goto(explorer.url + query)
-    assert explorer.evaluate("document.documentElement.scrollWidth") <= 360
-
-
-@pytest.mark.chromium  # it asks axe alone
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("query", STATES.values(), ids=STATES)
-def test_is_accessible(explorer, barriers, query, scheme):
-    explorer.emulate_media(color_scheme=scheme)
-    explorer.goto(explorer.url + query)
-    found = barriers(explorer, "article")
-    assert not found, "\n".join(found)
-
-
-def test_links_of_the_page_lead_to_states(explorer):
+def test_every_device_is_drawn_and_links_lead_to_answers(explorer):
     links = explorer.locator("article a[href^='?']").all()
     addresses = [link.get_attribute("href") for link in links]
     assert len(addresses) >= 6
     refused = []
-    for address in addresses:
+    for address in [*addresses, *TOOLS["explorer"].states.values()]:
         explorer.goto(explorer.url.partition("?")[0] + address)
-        refused.append(explorer.locator("#explorer [aria-invalid]").count())
-    assert sum(refused) == 1  # twelve rows for eight devices
-
-
-def test_an_address_cannot_add_markup(explorer):
-    explorer.goto(explorer.url + "?mesh=<b>x</b>=2&spec=P()&dtype=<b>")
-    assert explorer.locator("#explorer b").count() == 0
-    assert state(explorer)["dtype"] == "float32"
-
-
-def test_without_javascript(browser, site):
-    with browser.new_context(java_script_enabled=False) as context:
-        page = context.new_page()
-        page.goto(site + "book/explorer.html")
-        assert page.get_by_text("The explorer needs JavaScript").is_visible()
-        assert not page.locator("#explorer").is_visible()
+        if explorer.locator("#explorer [aria-invalid]").count():
+            refused.append(address)
+        devices = [row[0] for row in table(explorer)]
+        for drawing in (".mesh", ".array"):
+            numbers = explorer.locator(f"{drawing} .number").all_text_contents()
+            assert sorted(numbers, key=int) == devices, address
+    assert len(refused) == 2  # one link, with twelve rows for eight devices; one state
