@@ -67,20 +67,25 @@ def section(page: str, title: str) -> str:
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def counted(browser: Browser, page: str, count: str, cases: list[dict]) -> list:
-    """What a page's script counts for each case, without the page, by the body of a
-    function of the texts; or the field and the words of a refusal."""
-    function = f"""cases => cases.map(texts => {{
+def asked(browser: Browser, script: str, question: str, given: object = None) -> object:
+    """What a page's script answers, without the page."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        for name in ("form.js", script):
+            page.add_script_tag(path=ROOT / "book/_static" / name)
+        return page.evaluate(question, given)
+
+
+def counted(browser: Browser, script: str, count: str, cases: list[dict]) -> list:
+    """What a page's script counts for each case, by the body of a function of its
+    texts; or the field and the words of a refusal."""
+    question = f"""cases => cases.map(texts => {{
       try {{ {count} }} catch (error) {{
         if (error.field) return [error.field, error.message]; else throw error;
       }}
     }})"""
     texts = [{name: str(value) for name, value in case.items()} for case in cases]
-    with browser.new_context() as context:
-        blank = context.new_page()
-        for name in ("form", page):
-            blank.add_script_tag(path=ROOT / f"book/_static/{name}.js")
-        return blank.evaluate(function, texts)
+    return asked(browser, script, question, texts)
 
 
 def defined(

@@ -109,11 +109,18 @@ def counted(browser, chapter) -> list[tuple[dict, dict]]:
     """Random cases, each with what the script counts for it."""
     rng = random.Random(26)
     cases = [random_case(rng, chapter.CHIPS) for _ in range(600)]
-    return list(zip(cases, form.counted(browser, "calculator", COUNT, cases)))
+    return list(zip(cases, form.counted(browser, "calculator.js", COUNT, cases)))
+
+
+def test_chips_are_the_chapters(browser, chapter):
+    question = "() => [Calculator.CHIPS, Calculator.RECIPES]"
+    chips, recipes = form.asked(browser, "calculator.js", question)
+    assert chips == {name: list(chip) for name, chip in chapter.CHIPS.items()}
+    assert recipes == {name: list(sizes) for name, sizes in RECIPES.items()}
+    assert RECIPES["Adam f32"] == chapter.Recipe()
 
 
 def test_counts_as_the_chapter_does(counted, chapter):
-    assert RECIPES["Adam f32"] == chapter.Recipe()
     seen = Counter()
     for case, found in counted:
         expected = vars(by_the_chapter(chapter, case))
@@ -186,7 +193,7 @@ REFUSED = [
 
 def test_refusals_name_the_field_and_say_what_to_do(browser):
     cases = [FIRST | values for values, _, _ in REFUSED]
-    found = form.counted(browser, "calculator", COUNT, cases)
+    found = form.counted(browser, "calculator.js", COUNT, cases)
     for (values, field, words), (named, said) in zip(REFUSED, found):
         assert named == field and words in said, (values, named, said)
 

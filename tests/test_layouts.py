@@ -65,7 +65,7 @@ def as_setting(chapter: ModuleType, case: dict) -> NamedTuple:
 
 def counted(browser: Browser, cases: list[dict]) -> list[dict | list]:
     """What the script counts for each case, or the field and words of its refusal."""
-    return form.counted(browser, "layouts", COUNT, cases)
+    return form.counted(browser, "layouts.js", COUNT, cases)
 
 
 def test_ranks_all_settings_of_the_chapter(browser, chapter):
