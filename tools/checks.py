@@ -349,7 +349,7 @@ def exercise_faults(cells: list[NotebookNode]) -> Iterator[str]:
         return
     if not re.search(CHECKS_SOMETHING, ast.unparse(check)):
         yield "the check asserts nothing"
-    if re.search(rf"\b{stub.name}\b", ast.unparse(check)):
+    if stub.name in {getattr(node, "id", "") for node in ast.walk(check)}:
         yield f"the check judges {stub.name}, not the answer that it is given"
     for use in misuses(check, signature(stub)):
         yield f"the check uses {use}, which the stub does not promise"
