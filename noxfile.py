@@ -155,19 +155,27 @@ def lint(session: nox.Session) -> None:
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
 
 
-@nox.session
-def site(session: nox.Session) -> None:
-    """Read the built site in headless Chromium, and the essential of it in Firefox."""
+def read_site(session: nox.Session, *how: str) -> None:
+    """Read the built site in a browser; words after `--` go to pytest."""
     if shutil.which("npm") is None:
         session.error("there is no npm: run apt-get install npm, or install Node.js")
     install_lock(session, "tests/requirements.lock")
     session.run("npm", "ci", "--prefix", "tests", "--ignore-scripts", external=True)
-    if session.posargs:
-        session.run("pytest", *session.posargs)
-        return
-    read = ["pytest", "-q", *TWO_AT_A_TIME, "tests"]
-    session.run(*read, "-m", "browser")
-    session.run(*read, "-m", "essential and not chromium", "--browser=firefox")
+    words = session.posargs or ["-q", *TWO_AT_A_TIME, "tests"]
+    session.run("pytest", *words, *how)
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Read the built site in headless Chromium, and the essential of it in Firefox."""
+    read_site(session, "-m", "browser")
+    read_site(session, "-m", "essential and not chromium", "--browser=firefox")
+
+
+@nox.session
+def firefox(session: nox.Session) -> None:
+    """Read the whole built site in headless Firefox."""
+    read_site(session, "-m", "browser and not chromium", "--browser=firefox")
 
 
 @nox.session(python=where_present("3.13"))

@@ -1,4 +1,4 @@
-"""The workflows run sessions of nox alone, from pinned tools, and keep nothing stale.
+"""The workflows run sessions of nox alone, from pinned tools, as the hooks are.
 
 What `zizmor` and the schemas of the `lint` session find is not tested here again.
 """
@@ -15,6 +15,7 @@ from faults import complaints, each
 from pair import ROOT
 
 TOOLS = ".github/requirements.txt"
+HOOKS = ".pre-commit-config.yaml"
 CONTAINER = ".devcontainer/devcontainer.json"
 FETCHES = re.compile(r"\b(curl|wget|npx|pipx|uvx|uv run|uv tool|install)\b")
 AS_ROOT = 'sudo --preserve-env env "PATH=$PATH" '
@@ -57,12 +58,13 @@ def sessions_exist(root: Path) -> Iterator[str]:
                 yield f"{path.name}: noxfile.py has no session {session}"
 
 
-def caches_follow_the_lock(root: Path) -> Iterator[str]:
-    for name, step in steps(root):
-        if "actions/cache" in step.get("uses", ""):
-            keys = [step["with"][key] for key in ("key", "restore-keys")]
-            if not all("hashFiles('requirements.lock'" in key for key in keys):
-                yield f"{name}: a cache that outlives requirements.lock"
+def hooks_have_the_versions_of_the_lock(root: Path) -> Iterator[str]:
+    locked = (root / "requirements.lock").read_text()
+    hooks = yaml.safe_load((root / HOOKS).read_text())["repos"][0]["hooks"]
+    for pin in {pin for hook in hooks for pin in hook["additional_dependencies"]}:
+        name = pin.split("==")[0]
+        if f"\n{name}==" in locked and f"\n{pin} " not in locked:
+            yield f"{HOOKS}: {pin} is not the version of requirements.lock"
 
 
 CHECK = ".github/workflows/check.yml"
@@ -77,10 +79,10 @@ FAULTS = {
     ],
     sessions_exist: [
         (r"\[lint, tests", "[lnit, tests", "no session lnit"),
-        ("nox -s book", "nox -s boko", "no session boko"),
+        ("nox -s lab", "nox -s bal", "no session bal"),
     ],
-    caches_follow_the_lock: [
-        (r"restore-keys: .*", "restore-keys: results-", "outlives"),
+    hooks_have_the_versions_of_the_lock: [
+        (r"jupytext==\S+,", "jupytext==1.0,", "jupytext==1.0 is not", HOOKS),
     ],
 }
 
@@ -94,6 +96,6 @@ def test_workflows(rule):
 def test_planted_fault_is_found(tmp_path, rule, fault):
     for folder in (".github", ".devcontainer"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    for name in ("noxfile.py", ".python-version"):
+    for name in ("noxfile.py", ".python-version", "requirements.lock", HOOKS):
         shutil.copy(ROOT / name, tmp_path)
     assert fault.complaint in complaints(rule, tmp_path, fault)
