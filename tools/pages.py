@@ -27,6 +27,7 @@ from pair import ROOT
 CACHE = ROOT / "_build/.jupyter_cache"
 LIMIT = yaml.safe_load((ROOT / "_config.yml").read_text())["execute"]["timeout"]
 READER = {"name": "myst_nb_md", "type": "plugin"}
+PROFILE = ROOT / "_build/ipython"  # so that no reader's own settings play a part
 PINS = r"^(?:jax|jaxlib|numpy|flax|optax|orbax-checkpoint|grain)==\S+"
 
 
@@ -76,6 +77,10 @@ def main() -> str | None:
     print(f"{len(wanted)} of {len(pages())} pages are to be run.", flush=True)
     if not wanted:
         return None
+    settings = PROFILE / "profile_default/ipython_kernel_config.py"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text("c.IPKernelApp.log_level = 40  # no warning for each kernel\n")
+    os.environ["IPYTHONDIR"] = str(PROFILE)
     executor = load_executor("local-parallel", cache)
     executor.run_and_cache(filter_uris=[*wanted], timeout=LIMIT)
     failed = []
