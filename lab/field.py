@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,16 +79,17 @@ BLOCKED = {
     r"|cannot connect|connect to the server|offline|LocalEntryNotFound",
     "a file": r"^FileNotFoundError|^NotADirectoryError|No such file or directory",
     "more memory": r"^MemoryError|Out of memory|bad_alloc|Unable to allocate",
+    "more time": r"^TimeoutError: over",
     "a person": r"^EOFError|raw_input was called|^StdinNotImplementedError",
     "another package": r"^ModuleNotFoundError: No module named '(?!jax\b|flax\.)"
     r"|need to install",
 }
+MODULE = r"(?P<where>(?:jax|jaxlib|flax)\b[\w.]*)"
 ABSENT = [  # how Python and JAX say that a name is not there, or not any longer
-    r"[Mm]odule '?(?P<where>[\w.]+)'? has no attribute '(?P<name>\w+)'",
-    r"cannot import name '(?P<name>\w+)' from '(?P<where>[\w.]+)'",
-    r"No module named '(?P<where>(?:jax|flax)[\w.]*)\.(?P<name>\w+)'",
-    r"(?P<where>jax[\w.]*)\.(?P<name>\w+)(?:\(\))? (?:was|is|has been) "
-    r"(?:removed|deprecated|required for older)",
+    rf"[Mm]odule '?{MODULE}'? has no attribute '(?P<name>\w+)'",
+    rf"cannot import name '(?P<name>\w+)' from '{MODULE}'",
+    rf"No module named '{MODULE}\.(?P<name>\w+)'",
+    rf"{MODULE}\.(?P<name>\w+)(\(\))? (was|is|has been) (removed|deprecated|required)",
 ]
 
 
@@ -101,12 +103,6 @@ class Notebook(NamedTuple):
     clone: Path
 
 
-def git(clone: Path, *words: str) -> str:
-    """What git says of a clone."""
-    command = ["git", "-C", str(clone), *words]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-
-
 def code(path: Path) -> str:
     """The text of a notebook's code cells."""
     cells = json.loads(path.read_text())["cells"]
@@ -116,17 +112,18 @@ def code(path: Path) -> str:
 def find(folder: Path) -> list[Notebook]:
     """The notebooks on parallel JAX of all clones in a folder, no code twice."""
     found = {}
-    for clone in sorted(path.parent for path in folder.glob("*/.git")):
-        origin = git(clone, "remote", "get-url", "origin").removesuffix(".git")
-        name = "/".join(re.split("[/:]", origin)[-2:]) or clone.name
-        commit = git(clone, "rev-parse", "HEAD")
-        for path in git(clone, "ls-files", "-z", "*.ipynb").split("\0")[:-1]:
+    for clone in sorted(path.parent for path in folder.resolve().glob("*/.git")):
+        git = partial(record.ask_git, "-C", str(clone))
+        origin = git("remote", "get-url", "origin").removesuffix(".git")
+        name = "/".join(re.split("[/:]", origin)[-2:])
+        commit = git("rev-parse", "HEAD")
+        for path in git("ls-files", "-z", "*.ipynb").split("\0")[:-1]:
             try:
                 text = code(clone / path)
             except (OSError, ValueError, KeyError):
                 continue  # absent, or of a format that is older than cells
             if IMPORTS_JAX.search(text) and SEVERAL_DEVICES.search(text):
-                edited = git(clone, "log", "-1", "--format=%cs", "--", path)
+                edited = git("log", "-1", "--format=%cs", "--", path)
                 found.setdefault(text, Notebook(name, commit, path, edited, clone))
     return list(found.values())
 
@@ -230,11 +227,8 @@ def judge(error: str | None) -> dict[str, str]:
     if error is None:
         return {"outcome": "passes"}
     first = re.sub(r" \(\S*site-packages\S*\)", "", error.splitlines()[0])[:200]
-    if error.startswith("TimeoutError: over"):
-        return {"outcome": "blocked", "by": "more time", "error": first}
     for pattern in ABSENT:
-        absent = re.search(pattern, error)
-        if absent and absent["where"].partition(".")[0] in ("jax", "jaxlib", "flax"):
+        if absent := re.search(pattern, error):
             name = f"{absent['where']}.{absent['name']}"
             return {"outcome": "fails", "absent": name, "error": first}
     for need, pattern in BLOCKED.items():
@@ -267,8 +261,7 @@ def measure(folder: str) -> Iterator[tuple[str, dict]]:
             if result["outcome"] == "blocked":
                 blocked.add(key)
             rows.append(dict(zip(Notebook._fields[:4], notebook)) | result)
-        about = {"found": len(found), "installed": installed}
-        yield release, about | {"notebooks": rows}
+        yield release, {"found": len(found), "installed": installed, "notebooks": rows}
 
 
 def files(release: str) -> list[str]:
