@@ -75,7 +75,7 @@ def book(session: nox.Session) -> None:
     run_pages(session)
     strict = ["--warningiserror", "--nitpick", "--keep-going"]
     session.run("jupyter-book", "build", ".", *strict, *session.posargs, env=ONCE)
-    session.run("pytest", "-q", "-m", "built", "tests")
+    session.run("pytest", "-q", "tests/test_site.py")
 
 
 @nox.session(venv_backend="none")
