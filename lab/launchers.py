@@ -3,7 +3,6 @@
 launchers.sh starts everything, as root on Debian or Ubuntu, and says how long it took.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -67,32 +66,24 @@ def numbers(said: str) -> dict[str, list[float]]:
     }
 
 
-def differences(said: str, whole: str, since: int = 0) -> list[str]:
-    """Where a run that goes on after a step differs from the run that never stopped."""
+def repeats(said: str, whole: str, since: int = 0) -> bool:
+    """Whether a run that goes on after a step repeats the run that never stopped."""
     # What was told to stop half-way says itself after which step it goes on.
     stops = [str(since)] if since else re.findall(r"^stopped: .* (\d+)$", said, re.M)
-    told = []
-    if (restored := re.findall(r"^step +(\d+)  restored$", said, re.M)) != stops:
-        told.append(f"it went on after {restored}, not after {stops}")
+    restored = re.findall(r"^step +(\d+)  restored$", said, re.M)
     found, expected = numbers(said), numbers(whole)
     due = [name for name in expected if int(name.split()[1]) >= since]
-    for name in due:
-        new, old = found.get(name, np.nan), expected[name]
-        if not np.allclose(new, old, **TOLERANCE):
-            told.append(f"{name}: {new}, one process has {old}")
-    return told if due else ["there is nothing to compare"]
+    return restored == stops and np.allclose(
+        [found.get(name, [np.nan] * 2) for name in due],
+        [expected[name] for name in due],
+        **TOLERANCE,
+    )
 
 
 def runs() -> Iterator[tuple[str, int, str]]:
     """Each run as it ends: its name, its seconds and what it has printed."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    keeper = ["setpriv", "--pdeathsig", "TERM"] if sys.platform == "linux" else []
-    process = subprocess.Popen(
-        [*keeper, "bash", str(SCRIPT)],
-        env=os.environ | {"PATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    words = ["setpriv", "--pdeathsig", "TERM", "bash", str(SCRIPT)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     said = ""
     try:
         for line in process.stdout:
@@ -116,8 +107,8 @@ def measure(*parts: str) -> Iterator[tuple[str, dict]]:
         logs[part] = said
         found = {"processes": run.processes, "devices": run.devices, "seconds": seconds}
         if run.like:
-            if told := differences(said, logs[run.like], run.since):
-                sys.exit("\n".join([f"{said}{part}:", *told]))
+            if not repeats(said, logs[run.like], run.since):
+                sys.exit(f"{said}{part}: it does not repeat\n{logs[run.like]}")
             found["loss"] = [*numbers(said).values()][-1][0]
         print(f"{part}: {seconds} s", flush=True)
         if part in (parts or RUNS):

@@ -3,10 +3,10 @@
 #
 #     bash lab/launchers.sh
 #
-# It needs root on Debian or Ubuntu, and a python with the book's packages on the PATH.
-# Of Open MPI, Slurm and MUNGE it installs what is missing. All else happens in
-# namespaces that end with this script, and with them all processes and daemons, their
-# ports, mounts and files.
+# It needs Debian or Ubuntu, root that may make namespaces (in a container: docker run
+# --privileged) and a python with the book's packages on the PATH. Of Open MPI, Slurm
+# and MUNGE it installs what is missing. All else happens in namespaces that end with
+# this script, and with them all processes and daemons, their ports, mounts and files.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
 
@@ -24,11 +24,6 @@ install_missing() (
 )
 
 if [ "${1:-}" != inside ]; then
-  if ! type apt-get >/dev/null 2>&1 || ! unshare --net true 2>/dev/null; then
-    echo "The launchers need Debian or Ubuntu, and root that may make namespaces" \
-      "(in a container: docker run --privileged)." >&2
-    exit 1
-  fi
   install_missing >&2
   # However this script ends, unshare ends too; with it the first process inside ends,
   # and with that one, by the kernel, all others.

@@ -39,23 +39,15 @@ def jobsets_fit_their_models(root: Path) -> Iterator[str]:
     from kubeflow_trainer_api import models
     from pydantic import ValidationError
 
-    kinds = []
+    strict = {"extra": "forbid", "by_alias": True, "by_name": False}
     for document in documents(root):
-        kinds.append((document["apiVersion"], document["kind"]))
         limits = container_of(document)["resources"]["limits"]
         for name, amount in limits.items():
             limits[name] = models.IoK8sApimachineryPkgApiResourceQuantity(amount)
         try:
-            models.JobsetV1alpha2JobSet.model_validate(
-                document,
-                extra="forbid",
-                by_alias=True,
-                by_name=False,  # not backoff_limit either
-            )
+            models.JobsetV1alpha2JobSet.model_validate(document, **strict)
         except ValidationError as error:
             yield f"{document['metadata']['name']}: {error}"
-    if kinds != [("jobset.x-k8s.io/v1alpha2", "JobSet")] * 2:
-        yield f"not two JobSets of v1alpha2: {kinds}"
 
 
 def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
@@ -70,8 +62,14 @@ def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
         [saved] = spec["failurePolicy"]["rules"]
         mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
         *start, option, folder = container["command"]
+        gpu = "nvidia.com/gpu" in container["resources"]["limits"]
         # What is, and what it has to be.
         needs = {
+            "version": (document["apiVersion"], "jobset.x-k8s.io/v1alpha2"),
+            "kind": (document["kind"], "JobSet"),
+            # JAX counts the pods of one job, on GPUs by an account that may read them.
+            "jobs": (workers["replicas"], 1),
+            "account": (pod.get("serviceAccountName"), "train" if gpu else None),
             "index of a pod": (job["completionMode"], "Indexed"),
             "pods at once": (job["parallelism"], job["completions"]),
             "network of another name": ("network" in spec, False),
@@ -88,10 +86,6 @@ def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
             "program": (start[:2], ["python", "train.py"]),
             "options": (starts(start[2:]), True),
         }
-        if "nvidia.com/gpu" in container["resources"]["limits"]:
-            # JAX counts the pods of one job, by an account that may read them.
-            needs["jobs"] = (workers["replicas"], 1)
-            needs["account"] = (pod.get("serviceAccountName"), "train")
         for need, (found, due) in needs.items():
             if found != due:
                 yield f"{name}: {need}: {found}, not {due}"
@@ -107,20 +101,14 @@ def starts(options: list[str]) -> bool:
             return False
 
 
-TPU = r"(?s)(\n---\n.*?)"  # before a pattern: in the second document
 FAULTS = {
     jobsets_fit_their_models: [
         ("failurePolicy:", "failurPolicy:", "failurPolicy\n  Extra inputs"),
         ("backoffLimit:", "backoff_limit:", "backoff_limit\n  Extra inputs"),
-        (f"{TPU}replicas: 1", r"\1replicas: one", "replicas\n  Input should be"),
-        ("v1alpha2\nkind", "v1\nkind", "not two JobSets"),
     ],
     pods_are_processes_of_jax: [
-        ("completionMode: Indexed", "completionMode: NonIndexed", "index of a pod"),
-        (f"{TPU}completions: 4", r"\1completions: 2", "train-tpu: pods at once"),
-        ("backoffLimit: 0", "backoffLimit: 3", "starts of a pod alone"),
+        (r"(?s)(\n---\n.*?)completions: 4", r"\1completions: 2", "tpu: pods at once"),
         (r"values: \[143\]", "values: [15]", "exit code: [15], not [143]"),
-        ("name: checkpoints", "name: checkpoint", "volumes"),
         ("--distributed, ", "", "options: False"),
     ],
 }
@@ -214,26 +202,24 @@ step    48  test loss 0.982307, 232 of 261 right
 
 
 @pytest.mark.parametrize(
-    "old, new, told",
+    "old, new, same",
     [
-        ("2.010195", "2.010197", ""),
-        ("2.010195", "2.011195", "step 8 loss: [2.011195, 0], one process has [2.01"),
-        ("232 of", "231 of", "step 48 test loss: [0.982307, 231]"),
-        ("1.260273", "nan", "step 24 loss: nan, one process has [1.260273, 0]"),
-        (r"\Z", "stopped: it goes on after step 20\n", "it went on after []"),
+        ("2.010195", "2.010197", True),
+        ("2.010195", "2.011195", False),
+        ("232 of", "231 of", False),
+        ("1.260273", "nan", False),
+        (r"\Z", "stopped: it goes on after step 20\n", False),
     ],
 )
-def test_another_number_is_a_difference(old, new, told):
-    found = launchers.differences(re.sub(old, new, SAID, count=1), SAID)
-    assert "\n".join(found).startswith(told) and len(found) == bool(told)
+def test_another_number_is_a_difference(old, new, same):
+    assert launchers.repeats(re.sub(old, new, SAID, count=1), SAID) == same
 
 
 def test_a_restart_is_compared_from_its_checkpoint_on():
     later = "step    20  restored\n" + SAID[SAID.index("step    20") :]
-    assert not launchers.differences(later, SAID, since=20)
-    assert launchers.differences(later.replace("1.374906", "1.4"), SAID, since=20)
-    assert launchers.differences(SAID, SAID, since=20)
-    assert launchers.differences("", "") == ["there is nothing to compare"]
+    assert launchers.repeats(later, SAID, since=20)
+    assert not launchers.repeats(later.replace("1.374906", "1.4"), SAID, since=20)
+    assert not launchers.repeats(SAID, SAID, since=20)
 
 
 def test_the_runs_are_those_of_the_script():
