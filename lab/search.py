@@ -38,11 +38,8 @@ def search(browser: Browser, site: str) -> Iterator[Ask]:
 
 def last_lines(text: str) -> str:
     """What a reader copies who copies little: from the last error on, or a line."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    errors = [
-        i for i, line in enumerate(lines) if re.search(r"(Error|Warning)\b:", line)
-    ]
-    return "\n".join(lines[errors[-1] if errors else -1 :])
+    starts = [m.start() for m in re.finditer(r"(?m)^.*(Error|Warning)\b:", text)]
+    return text[starts[-1] :] if starts else text.strip().splitlines()[-1]
 
 
 def rank(entry: dict, found: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from statistics import mean
 
 import pytest
 from pair import ROOT
@@ -33,21 +34,18 @@ FRAMES = (
     "{}"
 )
 NOISE = {  # each is dropped whole
-    "path": "{} (/home/me/checkpoints/restore_mesh)",
-    "place": "{} checkpoints/restore.py, line 42, in restore_mesh",
-    "cell": "{} in <cell line: 0>()",
+    "paths": "{} (/home/me/checkpoints/restore_mesh) checkpoints/restore.py",
+    "places": "{}, line 42, in restore_mesh in <cell line: 0>() at 0x7f3a5c0d1e40",
     "colours": "\x1b[0;31m{}\x1b[0m",
     "times": "2026-04-05 18:39:10.837611: E1121 07:01:02.345678     387 {}",
-    "addresses": "{} at 0x7f3a5c0d1e40",
     "shapes": "{} float32[128,4096] bf16[8@data,16] i32[]{{V:model}} key<fry>[2]",
     "versions": "{} 0.12.3 0.10.2.dev",
     "links": "{} See https://docs.jax.dev/en/latest/201/shard-map.html#scan-vma",
     "frames left out": "For simplicity, JAX has removed its internal frames from the "
     "traceback of the following exception. Set JAX_TRACEBACK_FILTERING=off to include "
     "these. {} [... skipping hidden 9 frame]",
-    "chains": "During handling of the above exception, another exception occurred:\n{}",
-    "causes": "The above exception was the direct cause of the following "
-    "exception:\n{}",
+    "chains": "During handling of the above exception, another exception occurred:\n"
+    "{} The above exception was the direct cause of the following exception:",
     "sources": "{} The preceding stack trace is the source of the JAX operation that, "
     "once transformed by JAX, triggered the following exception.",
 }
@@ -78,17 +76,11 @@ def typed(quiet_page):
     return type_query
 
 
-def share(found: list[int], most: int) -> float:
-    """How many of some ranks are among the first."""
-    return sum(1 <= rank <= most for rank in found) / len(found)
-
-
 def test_most_pastes_find_their_page(found):
-    assert {part: len(found[part]) for part in found} == {"asked": 69, "held out": 25}
     for part, least in {"asked": 0.9, "held out": 0.8}.items():
         for places in zip(*found[part].values()):  # of the wholes, of the last lines
-            assert share(places, 2) >= least, part
-            assert share(places, 10) >= 0.95, part
+            assert mean(1 <= place <= 2 for place in places) >= least, part
+            assert mean(1 <= place <= 10 for place in places) >= 0.95, part
 
 
 def test_pastes_find_their_pages_as_they_did(found):
@@ -144,17 +136,13 @@ def test_every_page_can_be_found(ask):
         assert page in {at.partition("#")[0] for at in found}, page
 
 
-def test_a_result_shows_what_matched(typed):
-    page = typed("it says: Array has been deleted")
+def test_a_result_shows_what_matched_and_takes_a_query_as_text(typed):
+    page = typed("<img src=x onerror=alert(1)> &lt;b&gt; Array has been deleted")
+    assert page.locator("main img, main b").count() == 0
     first = page.locator("#search-results li").first
     expect(first.get_by_role("link").first).to_have_text("Array has been deleted")
     expect(first.locator(".where")).to_contain_text("Error messages")
     assert {"Array", "deleted"} <= set(first.locator("mark").all_inner_texts())
-
-
-def test_a_query_is_text_and_nothing_else(typed):
-    page = typed("<img src=x onerror=alert(1)> &lt;b&gt; Array has been deleted")
-    assert page.locator("main img, main b").count() == 0
 
 
 def test_nothing_found_says_what_to_try(typed):
