@@ -39,6 +39,12 @@ def meaning(code: str) -> str:
     return re.sub(r", \w+=\[\]|\w+=\[\](, )?", "", ast.dump(tree))
 
 
+def is_measured(cell: dict) -> bool:
+    """Whether a cell of a notebook is code, and not the text of a record."""
+    first_tag, *_ = cell["metadata"].get("tags") or [""]
+    return cell["cell_type"] == "code" and not first_tag.startswith("shared-recorded_")
+
+
 def digest(path: Path) -> str:
     """A digest of what a notebook or a program does, or of any other file's bytes."""
     return read_digest(path, path.stat().st_mtime_ns) if path.exists() else "no file"
@@ -49,8 +55,8 @@ def read_digest(path: Path, written: int) -> str:
     """The digest of a file, made once for each time that it was written."""
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
-        code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-        text = "\n".join(map(meaning, code)).encode()
+        code = ["".join(c["source"]) for c in cells if is_measured(c)]
+        text = meaning("\n".join(code)).encode()
     elif path.suffix == ".py":
         text = meaning(path.read_text()).encode()
     else:
