@@ -11,29 +11,16 @@ AXES = 'axes = "x", "y"\n'
 LAYOUTS = "rows = NamedSharding(mesh, p)\ncolumns = NamedSharding(mesh, q)\n"
 ALIASES = "constrain, named = lax.with_sharding_constraint, nn.with_partitioning\n"
 BROKEN = {  # a line, and everything that it may become
-    'lax.psum(a + b, "x") * 2': [
-        "(a + b) * 2",
-        "lax.psum(a + b, 'y') * 2",
-        'lax.pmean(a + b, "x") * 2',
-    ],
-    'lax.all_gather(v, ("x", "y"))': [
-        "v",
-        "lax.all_gather(v, ('x',))",
-        "lax.all_gather(v, ('y',))",
-    ],
+    'lax.psum(v, "x")': ["v", "lax.psum(v, 'y')", 'lax.pmean(v, "x")'],
+    'lax.pcast(v, ("x", "y"))': ["v", "lax.pcast(v, ('x',))", "lax.pcast(v, ('y',))"],
     'lax.axis_index("y")': ["0", "lax.axis_index('x')"],
     'P("x", None)': ["P(None, None)", "P(None, 'x')"],
     'P(("x", "y"))': ["P(None)", "P(('y', 'x'))"],
     "constrain(v @ w, rows) ** 2": ["(v @ w) ** 2", "constrain(v @ w, columns) ** 2"],
     'jax.make_mesh((2, 4), ("x", "y"))': ['jax.make_mesh((4, 2), ("x", "y"))'],
     "cases = {'f': f, 'g': g}": ["cases = {'g': g}", "cases = {'f': f}"],
-    'named(init, ("a", None))': [
-        "named(init, (None, None))",
-        "named(init, (None, 'a'))",
-    ],
-    'rules = [("batch", both), ("embed", None)]': [
-        "rules = [('batch', None), (\"embed\", None)]"
-    ],
+    'named(f, ("a", None))': ["named(f, (None, None))", "named(f, (None, 'a'))"],
+    'rules = [("n", x), ("m", None)]': ["rules = [('n', None), (\"m\", None)]"],
     "jax.random.split(key, n)": ["jnp.broadcast_to(key, n)"],
     "jnp.where(real, v, 0)": ["v"],
     "v * mask": ["v"],
@@ -42,7 +29,7 @@ BROKEN = {  # a line, and everything that it may become
     "total / (n + 1)": ["total"],
     "jax.jit(f, out_shardings=rows)": ["jax.jit(f)"],
     '"é", lax.pmax(v, "z")': ['"é", v', '"é", lax.pmin(v, "z")'],
-    "assert lax.psum(v, 'x') / 8 == v.mean()": [],
+    "assert lax.psum(v, 'x') == v.mean()": [],
     "np.testing.assert_allclose(v.sum(), lax.psum(v, 'x'))": [],
     "on_cpu(lax.psum(v, 'x'), 8)": [],
     'print(f"{v.mean()}")': [],
@@ -106,7 +93,7 @@ def test_what_is_waived_is_not_run_and_must_exist(book):
     waived.write_text(f"01_weak | {WAS} | {NOW} | it only shows the syntax\n")
     assert dict(mutants.measure("01_weak"))["01_weak"]["broken"] == 0
     waived.write_text("01_weak | right = 2 | right = 3 | why\n")
-    with pytest.raises(SystemExit, match=r"no longer exists:\n01_weak \| right = 2"):
+    with pytest.raises(SystemExit, match=r"no longer there:\n01_weak \| right = 2"):
         next(mutants.measure())
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
-from checks import calls, chapters, is_shared, syntax, tags
+from checks import calls, chapters, shared_names, syntax, tags
 from IPython.core.interactiveshell import InteractiveShell
 from nbformat import NotebookNode
 from pair import ROOT
@@ -210,7 +210,7 @@ def is_left_alone(cell: NotebookNode) -> bool:
     if {"exercise", "check"} & {*tags(cell)}:
         return True
     draws = re.search(r"\bplt\.|\bdraw_", cell.source)
-    return "hide-input" in tags(cell) and bool(draws or is_shared(cell))
+    return "hide-input" in tags(cell) and bool(draws or shared_names(cell))
 
 
 def mutants(cells: list[NotebookNode]) -> Iterator[Mutant]:
@@ -229,10 +229,8 @@ def mutants(cells: list[NotebookNode]) -> Iterator[Mutant]:
                 broken = syntax(source)
                 if (meaning := ast.dump(broken)) not in done:
                     done.add(meaning)
-                    was, now = (
-                        version.splitlines()[old.lineno - 1].strip()
-                        for version in (cell.source, source)
-                    )
+                    both = cell.source, source
+                    was, now = (t.splitlines()[old.lineno - 1].strip() for t in both)
                     yield Mutant(number, old.lineno, was, now, source)
 
 
@@ -284,10 +282,7 @@ def break_book() -> dict[str, tuple[list[NotebookNode], list[Mutant]]]:
         found[name] = cells, [m for m, key in keys.items() if key not in waived]
         stale -= {*keys.values()}
     if stale:
-        raise SystemExit(
-            "equivalent_mutants.txt waives what no longer exists:\n"
-            + "\n".join(sorted(stale))
-        )
+        raise SystemExit("\n".join(["waived, but no longer there:", *sorted(stale)]))
     return found
 
 
@@ -306,10 +301,9 @@ def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[
             how = "survived" if status == SURVIVED else "timed out"
             print(f"{how}: {path.name}:{line}, code cell {m.cell + 1}")
             print(f"    was {m.was}\n    now {m.now}")
-    survived, checked, late = map(statuses.count, (SURVIVED, CHECKED, TIMED_OUT))
-    print(f"{name}: {len(broken) - survived} of {len(broken)} caught,", end=" ")
-    print(f"{checked} by checks, {late} by the clock,", end=" ")
-    print(f"in {time.perf_counter() - start:.0f} s", flush=True)
+    caught = len(broken) - statuses.count(SURVIVED)
+    seconds = time.perf_counter() - start
+    print(f"{name}: {caught} of {len(broken)} caught in {seconds:.0f} s", flush=True)
     return statuses
 
 
