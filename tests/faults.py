@@ -16,7 +16,7 @@ class Fault(NamedTuple):
     old: str  # a regular expression, whose first match gives way to new
     new: str
     complaint: str
-    file: str | None = None  # None: the file that the table names for all its faults
+    file: str
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -37,16 +37,7 @@ def each(faults: dict[Rule, list[tuple]], file: str) -> pytest.MarkDecorator:
     """Run a test once with every (rule, fault); file is where most faults go."""
     params = []
     for rule, table in faults.items():
-        for row in table:
-            fault = Fault(*row)
-            if fault.file is None:
-                fault = fault._replace(file=file)
-            name = f"{rule.__name__}-{fault.file}-{fault.complaint}"
-            params.append(pytest.param(rule, fault, id=name))
+        for old, new, complaint, *where in table:
+            fault = Fault(old, new, complaint, *(where or [file]))
+            params.append(pytest.param(rule, fault, id=f"{rule.__name__}-{complaint}"))
     return pytest.mark.parametrize("rule, fault", params)
-
-
-def assert_all_planted(rules: Iterable[Rule], faults: dict[Rule, list[tuple]]) -> None:
-    """Fail if a rule has no fault, or a fault no rule."""
-    planted = {rule.__name__ for rule, table in faults.items() if table}
-    assert planted == {rule.__name__ for rule in rules}

@@ -7,7 +7,7 @@ from pathlib import Path
 import checks
 import pair
 import pytest
-from faults import assert_all_planted, complaints, each, edit
+from faults import complaints, each, edit
 
 CONFIG = """\
 repository:
@@ -61,31 +61,20 @@ def check(answer):
 
 judge(check, double)"""
 
-SOLUTION = '''\
+SOLUTION = """\
 # @title Solution
 def answer(x):
-    """Add."""
     return x + x
 
 
 def square(x):
-    """Right for 2."""
     return x * x
 
 
 check(answer)
-reject(check, square)'''
+reject(check, square)"""
 
-FIGURE = """
-```{code-cell} ipython3
----
-mystnb:
-  image:
-    alt: Two bars, the second twice as high.
----
-plt.figure()
-```
-"""
+FIGURE = {"image": {"alt": "Two bars, the second twice as high."}}
 
 
 def code(source: str, **metadata: object) -> str:
@@ -105,7 +94,8 @@ def chapter(title: str) -> str:
         parts.append(code("print(1 + 0)"))
         parts.append(code("assert 1 + 0 == 1"))
     parts += ["\n**Takeaway.** One.\n", "\n## Pitfalls\n\n> **Pitfall.** Two.\n"]
-    parts += [FIGURE, code("print(1)"), code("print(2)"), "\n## Exercises\n"]
+    parts += [code("plt.figure()", mystnb=FIGURE)]
+    parts += [code("print(1)"), code("print(2)"), "\n## Exercises\n"]
     for n in (1, 2):
         parts.append(f"\n### Exercise {n}: double\n\nWrite it.\n")
         parts.append(code(EXERCISE, tags=["exercise"]))
@@ -122,8 +112,7 @@ def book(tmp_path: Path) -> Path:
     (tmp_path / "book/cells").mkdir(parents=True)
     (tmp_path / "book/cells/setup.py").write_text("# @title Setup\nimport jax\n")
     (tmp_path / "book/cells/judge.py").write_text("# @title Judge\nimport inspect\n")
-    (tmp_path / "book/cells/draw.py").write_text("# @title Draw\n")
-    index = "# Hello\n\n| Chapter |\n" + code("", tags=["shared-draw"])
+    index = "# Hello\n\n| Chapter |\n" + code("", tags=["shared-setup"])
     (tmp_path / "book/index.md").write_text(index)
     (tmp_path / "_config.yml").write_text(CONFIG)
     (tmp_path / "_toc.yml").write_text(TOC)
@@ -149,27 +138,14 @@ FAULTS = {
     checks.everything_is_paired: [
         (r"1 \+ 0", "1 * 1", "02_second.ipynb is out of date. Run: nox -s pair"),
         (r"1 \+ 0", "1 * 1", "02_second.ipynb was edited by hand in cells [4]", TWIN),
-        ("Python 3", "Julia", "02_second.ipynb is out of date", TWIN),
-        ('"execution_count": null', '"execution_count": 3', "out of date", TWIN),
-        (r"02_second\.ipynb", "01_first.ipynb", "02_second.md is out of date"),
         (r"\[Open in Colab\].*", "", "lacks '[Open in Colab]()'"),
-        ("import jax", "import jax, time", "out of date", "book/cells/setup.py"),
-        ('"shared-judge"', '"shared-jugde"', "shared-jugde has no book/cells/ju"),
         ("someone", "someone-else", "02_second.md is out of date", "_config.yml"),
         ("# Add more", "# Add many", "README.md is out of date"),
-        ("skim: 1", "read: 1", "book/index.md is out of date", "_toc.yml"),
         ("Chapter", "Title", "no table whose last column is 'Ch", "book/index.md"),
         (r"01_first\.ipynb\) \| add", "01_one.ipynb) | add", "of no ch", "README.md"),
     ],
-    checks.links_lead_somewhere: [
-        (r"\(01_first\.ipynb\)", "(01_frist.ipynb)", "nowhere"),
-        (r"\(01_first\.ipynb\)", "(01_first.md)", "link to the notebook"),
-    ],
     checks.the_address_is_written_once: [
         ("Hello", "https://github.com/someone/some-book", "names", "README.md"),
-    ],
-    checks.shared_cells_are_used: [
-        ('"shared-draw"', '"draw"', "page uses book/cells/draw.py", "book/index.md"),
     ],
     checks.shared_cells_are_in_place: [
         ('"shared-setup", "shared-judge"', '"shared-judge", "shared-setup"', "tagged"),
@@ -177,11 +153,7 @@ FAULTS = {
         (':cellView: "form"\n', "", "lacks cellView: form"),
     ],
     checks.folded_cells_are_one: [
-        (
-            "\n## Add two numbers",
-            code("x = 1", tags=["hide-input"]) + "\n## Add two numbers",
-            "two folded cells in a row, the second with 'x = 1'",
-        ),
+        ("\n## Add", code("x = 1", tags=["hide-input"]) + "\n## Add", "with 'x = 1'"),
     ],
     checks.chapters_have_the_skeleton: [
         ("# Add more", "# 2 Add more", "number"),
@@ -193,15 +165,17 @@ FAULTS = {
         (PLAIN, "x = 1\n" * 26, "over 25 lines"),
         (PLAIN, DENSE, "AST nodes a line, over 12.5"),
     ],
+    checks.lessons_have_types: [
+        (PLAIN, "def f(x, *n: int): ...", "types to x, what it returns in def f, as"),
+        (PLAIN, "def f(self, *, n) -> int: ...", "types to n in def f, as"),
+    ],
     checks.chapters_show_and_tell: [
         ("word " * 450, "word", "words"),
-        ("word " * 450, "word " * 4000, "words"),
         (r"print\(1\)", "1", "only 9 cells print or draw"),
         (r"\*\*Takeaway", "**Takeout", "no Takeaway. Start a paragraph or a"),
     ],
     checks.predictions_are_left_to_the_reader: [
         (r"print\(1 \+ 0\)", "assert 1 + 0 == 1", "after a Predict checks it"),
-        (r"print\(1 \+ 0\)", "on_cpu(1 + 0, 1)", "after a Predict"),
     ],
     checks.markdown_is_portable: [
         (r"Done\.", ":::{note}\nDone.\n:::", "directive"),
@@ -209,28 +183,24 @@ FAULTS = {
         (r"Done\.", "(recap)=\n\nDone.", "label"),
         (r"Done\.", "![A mesh](mesh.svg)", "image"),
         (r"Done\.", "Done.<br>", "HTML"),
+        (r"\(01_first\.ipynb\)", "(01_first.md)", "a link to a chapter's source"),
     ],
     checks.figures_have_alt_text: [
-        (r"alt: Two bars, the second twice as high\.", "width: 90%", "without alt"),
+        ("Two bars, the second twice as high", "Bars", "without alt"),
         (r"plt\.figure\(\)", 'HTML("<svg></svg>")', "without an aria-label"),
     ],
     checks.code_is_of_today: [
         (PLAIN, "jax.tree_map(len, [])", "in place of 'jax.tree_map', jax.tree.map"),
-        (PLAIN, 'assert device.platform != "cpu"', "on_cpu(found, expected)"),
         (r'\["exercise"]', '["exercise", "raises-exception"]', "try/except"),
     ],
     checks.exercises_judge_the_reader: [
         ("### Exercise 2", "### Riddle 2", "two to four"),
         (r'\["check", "hide-input"]', '["hide-input"]', "found ['exercise', 'solu"),
-        ("# @title Check", "# Check", "'# @title Check'"),
-        (r'("hide-cell"]\n):cellView: "form"\n', r"\1", "solution lacks cellView"),
-        (r'"solution", "hide-cell"', '"solution"', "solution is tagged hide-cell"),
+        ("# @title Check", "# Check", "# @title Check, cellView"),
+        (r'("hide-cell"]\n):cellView: "form"\n', r"\1", "Solution, cellView: form"),
+        (r'"solution", "hide-cell"', '"solution"', "the tag hide-cell"),
         (r'    """Return 2 \* x\."""\n', "", "one stub"),
-        (r"check\(answer\):", "check(answer, n=3):", "defines check(answer)"),
-        (r"assert answer\(3\) == 6", "answer(3) == 6", "asserts nothing"),
-        (r"assert answer\(3\)", "assert double(3)", "judges double, not the answer"),
-        (r"answer\(3\) ==", "answer(3, 4) ==", "uses answer(3, 4), which"),
-        (r"answer\(3\) ==", "answer(3, n=1) ==", "uses answer(3, n=1), which"),
+        (r"check\(answer\):", "check(double):", "defines check(answer)"),
         (r"answer\(3\) ==", "answer(3) == answer.twice ==", "uses answer.twice"),
         (r"judge\(check, double\)", "judge(check, check)", "ends with judge"),
         ("def square", "def double", "overwrites the reader's double"),
@@ -240,17 +210,11 @@ FAULTS = {
     ],
     checks.paths_are_complete: [
         ("skim: 1", "skim: 2", "'First' has 2 without [1]", "_toc.yml"),
-        ("1-2", "1-3", "'Second' has 3, which is no chapter", "_toc.yml"),
         ("1-2", "1", "chapter 2 is on none of the paths", "_toc.yml"),
         ("You need", "It takes", "starts with 'You need'"),
-        (
-            r"\(01_first.ipynb\)",
-            r"\g<0> to [3](03_third.ipynb)",
-            "'Second' has 2 without [3]",
-        ),
+        ("(first.ipynb.)", r"\1 to [3](03_a.ipynb)", "'Second' has 2 without [3]"),
     ],
     checks.contents_match_the_files: [
-        ("02_second", "02_secnod", "lists notebooks/02_secnod, which does", "_toc.yml"),
         (".*02_second\n", "", "out notebooks/02_second: list it", "_toc.yml"),
         ("(.*first\n)(.*second\n)", r"\2\1", "in another order", "_toc.yml"),
         ("add more", "…", "can do after it: [Add more numbers]", "README.md"),
@@ -259,7 +223,7 @@ FAULTS = {
 
 
 def test_every_check_has_a_fault():
-    assert_all_planted(checks.CHECKS, FAULTS)
+    assert {*FAULTS} == {*checks.CHECKS}
 
 
 @each(FAULTS, file=SOURCE)
@@ -275,25 +239,12 @@ def test_lone_notebook_and_gap_in_the_numbers_are_found(book):
     assert found == ["03_second: chapter 2 in the folder is named 02_slug"]
 
 
-def test_pairing_twice_changes_nothing(book):
-    before = {path: path.stat().st_mtime_ns for path in book.glob("*/*")}
-    assert pair.pair(book) == []
-    assert before == {path: path.stat().st_mtime_ns for path in book.glob("*/*")}
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        (TWIN, r"1 \+ 0 == 1", "1 + 1 == 2"),
-        (SOURCE, "shared-judge", "shared-jugde"),
-        ("README.md", "01_first", "01_one"),
-    ],
-)
-def test_pairing_keeps_what_it_cannot_place(book, file, old, new):
-    edit(book / file, old, new)
-    edited = (book / file).read_text()
-    assert pair.pair(book) != []
-    assert (book / file).read_text() == edited
+def test_pairing_keeps_what_it_cannot_place(book):
+    edit(book / TWIN, r"1 \+ 0 == 1", "1 + 1 == 2")
+    edit(book / "README.md", "01_first", "01_one")
+    edited = (book / TWIN).read_text(), (book / "README.md").read_text()
+    assert len(pair.pair(book)) == 2
+    assert edited == ((book / TWIN).read_text(), (book / "README.md").read_text())
 
 
 def test_pairing_makes_room_for_a_new_chapter(book):
@@ -319,7 +270,6 @@ def test_explained_cell_stands_open(book, monkeypatch):
 
 def test_one_source_fills_every_cell(book):
     edit(book / "book/cells/setup.py", "import jax", "import jax.numpy")
-    edit(book / "book/index.md", "shared-draw", "shared-setup")
     assert pair.pair(book) == []
     assert "# @title Setup\nimport jax.numpy\n" in (book / "book/index.md").read_text()
     for path in (book / "notebooks").glob("*.md"):

@@ -16,6 +16,7 @@ import jupytext
 import nbformat
 import yaml
 from nbformat import NotebookNode
+from nbformat.v4 import new_notebook
 
 ROOT = Path(__file__).parent.parent
 LINKS = re.compile(r"^\[Open in Colab\]\(.*$", re.MULTILINE)
@@ -37,13 +38,10 @@ UNWRITTEN = "…"  # what a new chapter has there
 def head_links(root: Path, slug: str) -> str:
     """The line at the head of a chapter, made from repository.url in _config.yml."""
     repository = yaml.safe_load((root / "_config.yml").read_text())["repository"]
-    url, branch = repository["url"].rstrip("/"), repository["branch"]
-    file = f"blob/{branch}/notebooks/{slug}.ipynb"
-    colab = url.replace(
-        "https://github.com/", "https://colab.research.google.com/github/"
-    )
-    kaggle = f"https://kaggle.com/kernels/welcome?src={url}/{file}"
-    return f"[Open in Colab]({colab}/{file}) · [Open in Kaggle]({kaggle})"
+    url = f"{repository['url']}/blob/{repository['branch']}/notebooks/{slug}.ipynb"
+    colab = url.replace("github.com", "colab.research.google.com/github")
+    kaggle = f"https://kaggle.com/kernels/welcome?src={url}"
+    return f"[Open in Colab]({colab}) · [Open in Kaggle]({kaggle})"
 
 
 def shared_text(root: Path, names: list[str]) -> str:
@@ -86,9 +84,7 @@ def twin(source: str) -> NotebookNode:
         for tag in cell.metadata.get("tags", []):
             if tag in FOLDED:
                 cell.metadata["jupyter"] = FOLDED[tag]
-    return NotebookNode(
-        cells=read.cells, metadata=metadata, nbformat=4, nbformat_minor=5
-    )
+    return new_notebook(cells=read.cells, metadata=metadata)
 
 
 def hand_edits(path: Path, source: NotebookNode) -> list[int]:
@@ -158,19 +154,11 @@ def with_tables(root: Path, readme: str, index: str) -> tuple[str, str]:
 def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
     """The texts of the files that are out of date, and what stands in the way."""
     texts, problems = {}, []
-    for path in sorted((root / "notebooks").glob("*.ipynb")):
+    for path in sorted(root.glob("notebooks/*.ipynb")):
         if not path.with_suffix(".md").exists():
-            problems.append(
-                f"{path.name} has no source. To make one: "
-                f"jupytext --to md:myst notebooks/{path.name}"
-            )
+            problems.append(f"{path.name} has no source: jupytext --to md:myst")
     for path in sorted([*root.glob("book/*.md"), *root.glob("notebooks/*.md")]):
-        try:
-            text = fill(root, path.read_text())
-        except FileNotFoundError as error:
-            name = Path(error.filename).stem
-            problems.append(f"{path.name}: shared-{name} has no book/cells/{name}.py")
-            continue
+        text = fill(root, path.read_text())
         if path.parent.name == "notebooks":
             notebook, links = path.with_suffix(".ipynb"), head_links(root, path.stem)
             text, found = LINKS.subn(lambda _, line=links: line, text, count=1)
@@ -179,9 +167,8 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
                 continue
             if edits := hand_edits(notebook, twin(text)):
                 problems.append(
-                    f"{notebook.name} was edited by hand in cells {edits} and is kept"
-                    f" as it is. Put the change into {path.name}, then delete"
-                    f" {notebook.name} and run this again"
+                    f"{notebook.name} was edited by hand in cells {edits}: put that"
+                    f" into {path.name}, delete {notebook.name}, run this again"
                 )
                 continue
             texts[notebook] = nbformat.writes(twin(text)) + "\n"
