@@ -48,22 +48,6 @@ def compare(answer):
     np.testing.assert_allclose(answer(np.arange(4)), 1.5, err_msg="not the mean")
 
 
-def right(x):
-    return x.mean()
-
-
-def summed(x):
-    return x.sum()
-
-
-def first(x):
-    return x[0]
-
-
-def crash(x):
-    return x / "four"
-
-
 def not_in_jax(x):
     """The gradient of pmax, for which JAX raises NotImplementedError of its own."""
     gradient = jax.grad(lambda v: jax.lax.pmax(v, "i"))
@@ -75,16 +59,14 @@ def not_in_jax(x):
     [
         (check, mean, r"Open\..*"),
         (check, jax.jit(mean), r"Open\..*"),
-        (check, right, r"Right\."),
-        (check, jax.jit(right), r"Right\."),
         (check, np.mean, r"Right\."),
+        (check, jax.numpy.mean, r"Right\."),
         (check, partial(np.mean, axis=0), r"Right\."),
-        (check, summed, r"Not yet\. a sum, not a mean"),
-        (check, first, r"Not yet\. assert found == 1\.5"),
-        (check, crash, r"Not yet\. TypeError: ufunc 'divide'.*"),
+        (check, np.sum, r"Not yet\. a sum, not a mean"),
+        (check, np.min, r"Not yet\. assert found == 1\.5"),
         (check, not_in_jax, r"Not yet\. NotImplementedError: .*"),
         (check, 1.5, r"Not yet\. TypeError: 'float' object is not callable"),
-        (compare, summed, r"Not yet\. not the mean\n.*DESIRED: array\(1\.5\)"),
+        (compare, np.sum, r"Not yet\. not the mean\n.*DESIRED: array\(1\.5\)"),
     ],
 )
 def test_verdict(cells, check, answer, verdict):
@@ -93,25 +75,22 @@ def test_verdict(cells, check, answer, verdict):
 
 
 def test_wrong_answer_is_rejected_in_one_line(cells):
-    cells["reject"](compare, summed)
-    assert cells["printed"]() == "summed is turned down: not the mean"
+    cells["reject"](compare, np.sum)
+    assert cells["printed"]() == "sum is turned down: not the mean"
 
 
 def test_only_an_assertion_rejects(cells):
     """An answer that cannot even run says nothing about the check."""
-    with pytest.raises(AssertionError, match="the check accepts right"):
-        cells["reject"](check, right)
-    with pytest.raises(TypeError, match="divide"):
-        cells["reject"](check, crash)
+    with pytest.raises(AssertionError, match="the check accepts mean"):
+        cells["reject"](check, np.mean)
+    with pytest.raises(TypeError, match="not callable"):
+        cells["reject"](check, 1.5)
 
 
-def test_cpu_facts_are_asserted_on_the_cpu(cells):
+def test_cpu_facts_are_asserted_on_the_cpu_and_shown_elsewhere(cells):
     cells["on_cpu"](7, 7)
     with pytest.raises(AssertionError, match="expected 8, found 7"):
         cells["on_cpu"](7, 8)
-
-
-def test_cpu_facts_are_shown_elsewhere(cells):
     cells["device"].platform, cells["device"].device_kind = "gpu", "NVIDIA H100"
     cells["on_cpu"](7, 8)
     assert cells["printed"]() == "the CPU's compiler: 8\nNVIDIA H100: 7"
