@@ -16,6 +16,7 @@ nox.needs_version = (
 )
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.error_on_missing_interpreters = True
+nox.options.reuse_venv = "yes"  # each session installs its lock again, which is fast
 nox.options.sessions = ["tests", "book"]
 
 # Some images set it; then each process compiles all that it imports, for seconds.
@@ -69,7 +70,7 @@ def run_pages(session: nox.Session) -> None:
     session.run("python", "tools/pages.py", env=ONCE, **AT_CTRL_C)
 
 
-@nox.session(reuse_venv=True)  # every build installs the lock again, which is fast
+@nox.session
 def book(session: nox.Session) -> None:
     """Render the site into _build/html; what has not changed is not run again."""
     run_pages(session)
@@ -185,14 +186,14 @@ def colab(session: nox.Session) -> None:
     run_chapters(session, "tests/test_reader.py", "tests/test_script.py")
 
 
-@nox.session
+@nox.session(reuse_venv=False)  # what is newest today
 def kaggle(session: nox.Session) -> None:
     """Run every chapter on the JAX that Kaggle has."""
     session.install("-r", "requirements.txt", *KAGGLE)
     run_chapters(session, *CHAPTERS)
 
 
-@nox.session
+@nox.session(reuse_venv=False)
 def newest(session: nox.Session) -> None:
     """Run every chapter on the newest releases, previews included; it may fail."""
     session.install("--pre", "-r", "requirements.txt")
