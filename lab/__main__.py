@@ -26,7 +26,7 @@ sys.path += [str(HERE.parent / folder) for folder in ("tools", "book")]
 
 def measurements() -> list[str]:
     """The names of all measurements."""
-    modules = [path for path in HERE.glob("*.py") if "def measure(" in path.read_text()]
+    modules = [p for p in HERE.glob("*.py") if "\ndef measure(" in p.read_text()]
     return sorted([path.stem for path in modules] + ["mutants"])
 
 
@@ -51,10 +51,13 @@ def main(name: str = "", *words: str) -> str | None:
         for part, found in lab.measure(*parts):
             if "--record" in words:
                 record.keep(name, part, found, lab.files(part), lab.versions())
+                print(f"{part}: kept in book/measured/{name}.json", flush=True)
             elif part not in kept or not same(kept[part]["found"], found):
                 differ.append(part)
                 known = kept.get(part, {}).get("found")
-                print(f"{part}: found {found},\n  kept {known}")
+                print(f"{part}: found {found},\n  kept {known}", flush=True)
+            else:
+                print(f"{part}: as recorded", flush=True)
     finally:
         if "--record" in words and hasattr(lab, "cell"):
             write_cell(name, lab.cell(record.read(name)))

@@ -3,7 +3,8 @@
 book/measured/NAME.json holds the parts of a record: of each what was found, when, by
 which commit, on what machine, with which versions, and a digest of every file that was
 measured. A part is *older* as soon as one of those files would run otherwise. Comments,
-docstrings, the layout of code and the type hints of functions change nothing.
+docstrings, the layout of code, the type hints of functions and a record that a notebook
+holds change nothing.
 """
 
 import ast
@@ -39,10 +40,12 @@ def meaning(code: str) -> str:
     return re.sub(r", \w+=\[\]|\w+=\[\](, )?", "", ast.dump(tree))
 
 
-def is_measured(cell: dict) -> bool:
-    """Whether a cell of a notebook is code, and not the text of a record."""
-    first_tag, *_ = cell["metadata"].get("tags") or [""]
-    return cell["cell_type"] == "code" and not first_tag.startswith("shared-recorded_")
+def without_records(code: str) -> str:
+    """The code of a notebook without the records that some of its cells hold."""
+    for path in sorted((ROOT / "book/cells").glob("recorded_*.py")):
+        _, _, text = path.read_text().strip().partition("\n")  # pairing edits its title
+        code = code.replace(text, "")
+    return code
 
 
 def digest(path: Path) -> str:
@@ -55,8 +58,8 @@ def read_digest(path: Path, written: int) -> str:
     """The digest of a file, made once for each time that it was written."""
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
-        code = ["".join(c["source"]) for c in cells if is_measured(c)]
-        text = meaning("\n".join(code)).encode()
+        code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+        text = meaning(without_records("\n".join(code))).encode()
     elif path.suffix == ".py":
         text = meaning(path.read_text()).encode()
     else:
