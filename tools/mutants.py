@@ -310,6 +310,8 @@ def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[
 def measure(*wanted: str) -> Iterator[tuple[str, dict[str, int]]]:
     """Break these chapters, or all; complain at the end if too much of one survives."""
     book, weak = break_book(), []
+    if unknown := {*wanted} - {*book}:
+        raise SystemExit(f"there is no chapter {unknown}; there are {[*book]}")
     text = "\n".join(cell.source for cells, _ in book.values() for cell in cells)
     modules = {*re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)}
     SERVER.set_forkserver_preload([__name__, *modules])  # once, for all processes
