@@ -38,7 +38,7 @@ ONCE = {
 }
 CHAPTERS = ["--nbmake", "--nbmake-timeout=300", "notebooks"]
 TWO_AT_A_TIME = ["-n2", "--dist=worksteal"]
-AT_CTRL_C = {"interrupt_timeout": 4, "terminate_timeout": 1}  # seconds to clean up
+AT_CTRL_C = {"interrupt_timeout": 2, "terminate_timeout": 1}  # seconds to clean up
 KAGGLE = ["jax==0.10.2", "jaxlib==0.10.2"]
 COMPILERS = [  # of aot, beside the lock: the compilers alone, not NVIDIA's libraries
     "jax[tpu]",

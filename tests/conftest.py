@@ -6,6 +6,7 @@ Tests that use a browser are marked `browser`, so that no list names their files
 
 from contextlib import ExitStack
 
+import psutil
 import pytest
 from pair import ROOT
 from published import Firefox, chromium, published
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker("browser")
             if not item.get_closest_marker("rest"):
                 item.add_marker("essential")
+
+
+def pytest_keyboard_interrupt():
+    """End pytest-xdist's workers at Ctrl-C; a kernel ends when its worker is gone."""
+    for worker in psutil.Process().children():
+        worker.kill()
 
 
 @pytest.fixture(scope="session")
