@@ -129,14 +129,11 @@ def test_planted_fault_is_found(tmp_path, rule, fault):
 # ------------------------------------------------------------------ the shell scripts
 
 
-def run(folder: Path, *words: str, **programs: str) -> subprocess.CompletedProcess:
-    """Run a script where these programs, and no others, are played by a line of sh."""
+def mpirun(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    """Run mpirun.sh where these programs, and no others, can be found."""
     (folder / "dirname").symlink_to("/usr/bin/dirname")
-    for name, line in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (folder / name).chmod(0o755)
-    env = {"PATH": str(folder), "SLURM_JOB_ID": "7"}
-    return subprocess.run(words, cwd=LAUNCH, env=env, capture_output=True, text=True)
+    command, env = ["/bin/sh", "mpirun.sh", *words], {"PATH": str(folder)}
+    return subprocess.run(command, cwd=LAUNCH, env=env, capture_output=True, text=True)
 
 
 def test_shell_scripts_are_sound():
@@ -147,8 +144,9 @@ def test_shell_scripts_are_sound():
 
 
 def test_mpirun_starts_so_many_processes(tmp_path):
-    words = ["/bin/sh", "mpirun.sh", "4", "--emulate", "2", "--steps", "8"]
-    done = run(tmp_path, *words, mpirun='echo mpirun "$@"')
+    (tmp_path / "mpirun").write_text('#!/bin/sh\necho mpirun "$@"\n')
+    (tmp_path / "mpirun").chmod(0o755)
+    done = mpirun(tmp_path, "4", "--emulate", "2", "--steps", "8")
     command, options = done.stdout.split(" ./train.py ")
     assert command == "mpirun -n 4 --bind-to none python"
     assert options == "--distributed --emulate 2 --steps 8\n"
@@ -165,22 +163,9 @@ def test_mpirun_starts_so_many_processes(tmp_path):
     ],
 )
 def test_mpirun_says_what_is_missing(tmp_path, words, status, complaint):
-    done = run(tmp_path, "/bin/sh", "mpirun.sh", *words)
+    done = mpirun(tmp_path, *words)
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.startswith(complaint)
-
-
-@pytest.mark.parametrize("status", [0, 1, 137, 143])
-def test_only_a_job_that_has_saved_goes_back_into_the_queue(tmp_path, status):
-    words = ["/bin/bash", "job.sbatch", "--emulate", "2"]
-    srun, scontrol = f'echo "$@"; exit {status}', 'echo "scontrol $@"'
-    done = run(tmp_path, *words, srun=srun, scontrol=scontrol)
-    assert (done.returncode, done.stderr) == (status, "")
-    command, *requeued = done.stdout.splitlines()
-    assert requeued == ["scontrol requeue 7"] * (status == 143)
-    start, options = command.split(" train.py ")
-    assert start == "--kill-on-bad-exit=1 python"
-    assert options == "--distributed --emulate 2" and starts(options.split())
 
 
 def test_the_job_asks_slurm_for_what_a_restart_needs():
