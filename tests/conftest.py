@@ -40,7 +40,7 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "browser" in item.fixturenames:
+        if "browser" in getattr(item, "fixturenames", ()):  # a notebook has none
             item.add_marker("browser")
             if not item.get_closest_marker("rest"):
                 item.add_marker("essential")
