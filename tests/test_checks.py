@@ -165,6 +165,10 @@ FAULTS = {
         (PLAIN, "x = 1\n" * 26, "over 25 lines"),
         (PLAIN, DENSE, "AST nodes a line, over 12.5"),
     ],
+    checks.lessons_have_types: [
+        (PLAIN, "def f(x, *n: int): ...", "types to x, what it returns in def f, as"),
+        (PLAIN, "def f(self, *, n) -> int: ...", "types to n in def f, as"),
+    ],
     checks.chapters_show_and_tell: [
         ("word " * 450, "word", "words"),
         (r"print\(1\)", "1", "only 9 cells print or draw"),

@@ -175,6 +175,20 @@ def code_is_for_eyes(root: Path) -> Iterator[str]:
             yield f"{name}: {density:.1f} AST nodes a line, over {DENSEST}"
 
 
+def lessons_have_types(root: Path) -> Iterator[str]:
+    for name, _, code, _ in chapters(root):
+        trees = [syntax(cell.source) for cell in code if is_lesson(cell)]
+        for node in [node for tree in trees for node in ast.walk(tree)]:
+            if isinstance(node, ast.FunctionDef):
+                below = ast.iter_child_nodes(node.args)
+                bare = [a.arg for a in below if hasattr(a, "arg") and not a.annotation]
+                bare = [arg for arg in bare if arg != "self"]
+                bare += [] if node.returns else ["what it returns"]
+                if bare:
+                    lack, form = ", ".join(bare), "(x: jax.Array, n: int) -> jax.Array"
+                    yield f"{name}: give types to {lack} in def {node.name}, as {form}"
+
+
 def chapters_show_and_tell(root: Path) -> Iterator[str]:
     for name, _, code, prose in chapters(root):
         words = len(text(prose).split())
