@@ -1,5 +1,7 @@
 """What the tests of a page that calculates share: its form, its script, its chapter."""
 
+import __future__
+
 import ast
 import re
 from collections.abc import Callable
@@ -9,6 +11,7 @@ import nbformat
 from pair import ROOT
 from playwright.sync_api import Browser, Locator, Page
 
+HINTS_UNREAD = __future__.annotations.compiler_flag
 FIELDS = """form => Object.fromEntries(
   [...form.elements].filter(field => field.name).map(field => [field.name, field.value])
 )"""
@@ -40,17 +43,14 @@ def answer(page: Page) -> Locator:
     return page.locator("#explorer .answer")
 
 
-def opened(page: Page, words: str, read: Callable[[Page], object]) -> dict[str, object]:
-    """What is read behind each link of the paragraph with these words, by its text."""
-    links = page.locator("article p", has_text=words).locator("a[href^='?']").all()
-    addresses = {link.inner_text(): link.get_attribute("href") for link in links}
-    assert len(addresses) == len(links), "two links have the same text"
-    home = page.url.partition("?")[0]
-    found = {}
-    for text, address in addresses.items():
+def opened(page: Page, read: Callable[[Page], object]) -> list:
+    """What is read behind each link of the text that fills in the form, in order."""
+    links = page.locator("article a[href^='?']").all()
+    home, found = page.url.partition("?")[0], []
+    for address in [link.get_attribute("href") for link in links]:
         page.goto(home + address)
         assert page.locator("#explorer [aria-invalid]").count() == 0, address
-        found[text] = read(page)
+        found.append(read(page))
     return found
 
 
@@ -88,6 +88,15 @@ def counted(browser: Browser, script: str, count: str, cases: list[dict]) -> lis
     return asked(browser, script, question, texts)
 
 
+def check_refusals(
+    browser: Browser, script: str, count: str, first: dict, refused: list[tuple]
+) -> None:
+    """Check that each change of the first case is refused for a field, with words."""
+    cases = [first | changes for changes, _, _ in refused]
+    for wrong, found in zip(refused, counted(browser, script, count, cases)):
+        assert found[0] == wrong[1] and wrong[2] in found[1], (wrong, found)
+
+
 def defined(
     chapter: str, names: str, changes: dict | None = None, **given
 ) -> ModuleType:
@@ -104,5 +113,6 @@ def defined(
         target = node.targets[0] if isinstance(node, ast.Assign) else node
         name = getattr(target, "name", getattr(target, "id", None))
         if name in names.split() and name not in vars(module):
-            exec(compile(ast.Module([node], []), "chapter", "exec"), vars(module))
+            code = compile(ast.Module([node], []), "chapter", "exec", HINTS_UNREAD)
+            exec(code, vars(module))
     return module

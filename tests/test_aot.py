@@ -23,7 +23,7 @@ def test_no_chapter_was_edited_since_it_was_recorded(chapter):
 
 
 def test_a_record_does_not_age_itself(tmp_path, monkeypatch):
-    """Another number in the record and in the cell that shows it is no other program."""
+    """Another number in a record and in the cell that shows it is no other program."""
     notebook, cell = aot.files(aot.LAST)[0], "book/cells/recorded_aot.py"
     for file in (notebook, cell):
         text = (record.ROOT / file).read_text().replace("35651584", "0")

@@ -42,9 +42,7 @@ def block(name: str, *lines: str) -> str:
         "(f32[64]{0}, /*index=1*/f32[192]{0})",
         "bf16[512]{0:T(8,128)(2,1)S(1)}",
         "f8e4m3fn[1024]{0}",
-        "c64[128]{0}",
         "pred[1024]{0}",
-        "s4[2048]{0:E(4)}",
         "u2[4095]{0:E(2)}",
     ],
 )
@@ -63,12 +61,9 @@ def test_axes_may_have_any_name():
     "line",
     [
         PERMUTE + "{}",
-        PERMUTE + "{{0,0},{1,1},{2,2}}, channel_id=1",
-        SUM.replace(FOURS, "replica_groups={{0},{1}}"),
         SUM.replace(FOURS, "replica_groups=[8,1]<=[8]"),
         SUM.replace(FOURS, "replica_groups=mesh['x'=8,'z'=1] {'z'}"),
         "%s = (f32[8], u32[], token[]) send(%p, %t), is_host_transfer=true",
-        "ROOT %a = f32[8]{0} add(%p, %p)",
     ],
 )
 def test_what_goes_to_no_other_device_is_not_listed(line):
@@ -78,16 +73,8 @@ def test_what_goes_to_no_other_device_is_not_listed(line):
 @pytest.mark.parametrize(
     ("kind", "types", "result", "sent"),
     [
-        ("all-reduce", "f32[256]{0}", "f32[256]{0}", 1536),
         ("all-reduce", "((f32[], f32[9]), (f32[], f32[9]))", "(f32[], f32[9])", 60),
         ("all-gather", "((f32[64]{0}), f32[256]{0})", "f32[256]{0}", 768),
-        (
-            "reduce-scatter",
-            "((f32[8], f32[8]), (f32[2], f32[2]))",
-            "(f32[2], f32[2])",
-            48,
-        ),
-        ("all-to-all", "((f32[4,64]{1,0}), f32[4,64]{1,0})", "f32[4,64]{1,0}", 768),
         ("collective-permute", "(f32[8], f32[8], u32[]{:S(2)}, u32[])", "f32[8]", 32),
     ],
 )
@@ -144,13 +131,10 @@ BRANCH = "%c = f32[] conditional(%x, %p), branch_computations={%one, %two}"
             ],
             1,
         ),
-        ([BRANCH], 0),
         (["%c = conditional(%x), true_computation=%two, false_computation=%one"], 0),
         (["%w = f32[] while(%p), condition=%two, body=%one" + TRIPS], 0),
-        (["%w = f32[] while(%p), condition=%one, body=%two"], 0),
         (["%c = f32[] custom-call(%x, %p), something_new=%two"], 0),
         ([SUM, BRANCH], 0),
-        (["%f = f32[] call(%p), to_apply=%two", BRANCH], 0),
     ],
 )
 def test_a_computation_runs_as_often_as_it_is_called(lines, times):
@@ -170,7 +154,6 @@ COPIED = START.replace("%first", "%copy")
 @pytest.mark.parametrize(
     ("changes", "times"),
     [
-        ({STEP: "constant(1)"}, 4),
         ({FIRST: "constant(-2)"}, 3),
         ({FIRST: "constant(3)", LAST: "constant(10)"}, 4),
         ({START: "%copy = s32[]{:T(128)} copy(%first)\n  " + COPIED}, 2),
@@ -183,7 +166,6 @@ COPIED = START.replace("%first", "%copy")
         ({"add(%index, %step)": "add(%value, %step)"}, 0),
         ({"tuple(%first, %v)": "fusion(%first, %v)"}, 0),
         ({"condition=%condition, ": ""}, 0),
-        ({"condition=%condition": "condition=%elsewhere"}, 0),
     ],
 )
 def test_trips_of_the_pages_loop_are_worked_out_or_not_known(changes, times):
@@ -204,7 +186,6 @@ BROADCAST = "%b.7 = f32[8]{0} collective-broadcast(%p)"
         ("no price", ["%s = (f32[8], u32[], token[]) send(%p, %t), channel_id=1"]),
         ("no price", ["%r = (f32[8], u32[], token[]) recv(%t), channel_id=1"]),
         ("no price", [PERMUTE + "{{0,1}}, slice_sizes={{8}}"]),
-        ("groups are not listed", ["%a = f32[8]{0} all-reduce(%p), to_apply=%add"]),
         ("groups are not listed", [SUM.replace(FOURS, "replica_groups={}")]),
         ("of replicas", [SUM + ", channel_id=1"]),
         ("f32[<=8] has no known size", [SUM.replace("f32[256]", "f32[<=8]")]),
