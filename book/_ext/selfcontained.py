@@ -55,13 +55,14 @@ to_mathml = LatexToMathML().convert_with_local_state
 
 def read_again(app, env, added, changed, removed):
     """Make the state of the build anew when any page has changed."""
+    app.something_read = bool(added | changed | removed)
     known = "book/status" in env.all_docs
-    return ["book/status"] if known and added | changed | removed else []
+    return ["book/status"] if known and app.something_read else []
 
 
 def write_again(app, env):
     """Write all pages if one was read again: the others may name its headings."""
-    return sorted(env.found_docs)
+    return sorted(env.found_docs) if app.something_read else []
 
 
 def inline_formula(translator, node):
