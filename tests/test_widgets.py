@@ -130,12 +130,3 @@ def test_an_address_cannot_add_markup(quiet_page, name):
     assert {choice: state(page)[choice] for choice in choices} == {
         choice: first[choice] for choice in choices
     }
-
-
-@every_tool
-def test_without_javascript(browser, site, name):
-    with browser.new_context(java_script_enabled=False) as context:
-        page = context.new_page()
-        page.goto(f"{site}book/{name}.html")
-        assert page.get_by_text("needs JavaScript, which is off here").is_visible()
-        assert not page.locator("#explorer").is_visible()
