@@ -10,8 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from bs4 import BeautifulSoup
 from pair import ROOT
-from published import PREFIX, SITE, contents
-from selfcontained import slim
+from published import PREFIX, SITE
 
 pytestmark = pytest.mark.built
 CALLOUT = "(Predict|Pitfall|Takeaway)"
@@ -62,12 +61,6 @@ def test_no_page_asks_another_host():
     assert not foreign, "\n".join(foreign)
 
 
-def test_drawings_are_slimmed_but_for_their_texts():
-    drawing = '<text x="1.23456">Adam at 0.003</text>\n<path d="M 0.98765 4"/>'
-    thin = '<text x="1.23">Adam at 0.003</text>\n<path d="M 0.98 4"/>'
-    assert slim(drawing) == thin
-
-
 def test_internal_links_lead_somewhere():
     broken = []
     for path in pages():
@@ -84,22 +77,6 @@ def test_internal_links_lead_somewhere():
                 if unquote(parts.fragment) not in anchors(target):
                     broken.append(f"{path.name}: {link['href']}")
     assert not broken, "\n".join(broken)
-
-
-def test_next_follows_the_contents():
-    order = [SITE / f"{name}.html" for _, name in contents()]
-    for here, there in zip(order, order[1:]):
-        follow = page(here).select_one("a.right-next")["href"]
-        back = page(there).select_one("a.left-prev")["href"]
-        assert (here.parent / follow).resolve() == there
-        assert (there.parent / back).resolve() == here
-
-
-def test_landing_page_has_every_chapter():
-    links = {
-        Path(a["href"]).stem for a in page(SITE / "book/index.html").select("td a")
-    }
-    assert links == set(CHAPTERS)
 
 
 def test_pages_can_be_shared_and_found():
@@ -148,25 +125,6 @@ def test_callouts_look_like_callouts():
         if not tag.find_parent(class_=tag.text.rstrip(".").lower())
     ]
     assert not plain, "\n".join(plain)
-
-
-def test_folds_say_what_they_hold():
-    """A tag decides, and for the cells without one what came out of them."""
-    tagged = {"check": "check", "solution": "answer", "shared-setup": "setup"}
-    wrong = []
-    for name, chapter in chapters():
-        for cell in chapter.select(".cell:has(> details)"):
-            tags = [mark.removeprefix("tag_") for mark in cell["class"]]
-            held = [what for tag, what in tagged.items() if tag in tags]
-            if not held and any(tag.startswith("shared-") for tag in tags):
-                held = ["helper"]
-            if not held and cell.select('.cell_output :is(img, [role="img"])'):
-                held = ["drawing's code"]
-            [what] = held or ["code" if cell.select(".cell_output") else "helper"]
-            texts = [text.get_text() for text in cell.select("summary > p")]
-            if texts != [f"Show the {what}", f"Hide the {what}"]:
-                wrong.append(f"{name}: a fold with {what} says {texts}")
-    assert not wrong, "\n".join(wrong)
 
 
 def test_downloads_carry_outputs():
