@@ -110,10 +110,3 @@ def test_the_status_page_marks_what_is_older(kept, monkeypatch, name):
     before = shown("status").count("(older)")
     assert plant(kept, name) == chapter
     assert shown("status").count("(older)") > before
-
-
-def test_every_record_has_one_shape():
-    for path in (ROOT / "book/measured").glob("*.json"):
-        for part in json.loads(path.read_text()).values():
-            keys = {"recorded", "commit", "on", "versions", "of", "found"}
-            assert {*part} == keys, path.name
