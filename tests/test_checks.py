@@ -163,11 +163,11 @@ FAULTS = {
     ],
     checks.code_is_for_eyes: [
         (PLAIN, "x = 1\n" * 26, "over 25 lines"),
-        (PLAIN, DENSE, "AST nodes a line, over 12.5"),
+        (PLAIN, DENSE, "AST nodes a line, over 12"),
     ],
     checks.lessons_have_types: [
         (PLAIN, "def f(x, *n: int): ...", "types to x, what it returns in def f, as"),
-        (PLAIN, "def f(self, *, n) -> int: ...", "types to n in def f, as"),
+        (PLAIN, "async def f(self, *, n) -> int: ...", "types to n in def f, as"),
     ],
     checks.chapters_show_and_tell: [
         ("word " * 450, "word", "words"),

@@ -32,7 +32,8 @@ EXPLAINED = {
 }
 # AST nodes a line in lesson cells, types of signatures aside, a chapter's average;
 # JAX's guides, which have no types, have 11 to 12.5.
-DENSEST = 12.5
+DENSEST = 12
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
 SHOWS_SOMETHING = r"^ *(print|plt\.\w+|draw_\w+|HTML|judge|reject)\("
 CALLOUTS = "Predict", "Pitfall", "Takeaway"
@@ -76,7 +77,7 @@ def untyped(tree: ast.AST) -> ast.AST:
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             node.annotation = None
-        elif isinstance(node, ast.FunctionDef):
+        elif isinstance(node, FUNCTION):
             node.returns = None
     return tree
 
@@ -179,7 +180,7 @@ def lessons_have_types(root: Path) -> Iterator[str]:
     for name, _, code, _ in chapters(root):
         trees = [syntax(cell.source) for cell in code if is_lesson(cell)]
         for node in [node for tree in trees for node in ast.walk(tree)]:
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, FUNCTION):
                 below = ast.iter_child_nodes(node.args)
                 bare = [a.arg for a in below if hasattr(a, "arg") and not a.annotation]
                 bare = [arg for arg in bare if arg != "self"]
