@@ -145,8 +145,15 @@ def run_chapters(session: nox.Session, *what: str, env: dict = {}) -> None:
 def tests(session: nox.Session) -> None:
     """Check the house rules and the tools, and run every chapter."""
     install_lock(session, "tests/requirements.lock")
-    some = ["-m", "not browser and not built and not reader", "tests"]
+    some = ["-m", "not browser and not built and not reader and not slow", "tests"]
     run_chapters(session, *some, *CHAPTERS, env=ONCE)
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Put launch/train.py under all faults, for half an hour: it loses nothing."""
+    install_lock(session, "tests/requirements.lock")
+    session.run("pytest", "-m", "slow", *session.posargs, "tests", **AT_CTRL_C)
 
 
 @nox.session

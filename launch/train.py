@@ -3,114 +3,97 @@
 python train.py                 on the devices that JAX finds
 python train.py --emulate 8     on eight devices, played by the CPU
 python train.py --distributed   as one of the processes that a launcher starts
+
+It needs lifecycle.py beside it, which says what its exit status means.
 """
+
+import signal
+
+heard = []  # signals, by their numbers: from now on these three end nothing
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: heard.append(number))
 
 import argparse
 import functools
 import importlib.util
-import os
-import signal
-import sys
-import time
-import traceback
-import zlib
-from collections import Counter
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-import orbax.checkpoint as ocp
-from flax import linen as nn
-from flax.training.train_state import TrainState
-from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
-from sklearn.datasets import load_digits
 
 SETTINGS = ("steps", "batch", "rate", "seed", "data")  # what decides the numbers
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """What reads a whole number that is not smaller."""
+
+    def read(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return int(text)
+
+    return read
+
+
+def positive(text: str) -> float:
+    """What reads a finite number above 0."""
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+    return float(text)
+
+
 def read_options() -> argparse.Namespace:
     """The options of the command line, or their defaults."""
-    parser = argparse.ArgumentParser(description="Train on all devices.")
-    option = parser.add_argument
-    option("--steps", type=int, default=960, help="training steps in all")
-    option("--batch", type=int, default=64, help="rows a step, on all devices together")
-    option("--rate", type=float, default=3e-3, help="the highest learning rate")
-    option("--seed", type=int, default=0, help="of the weights and of the order")
+    usage = "python train.py [options], which --help explains"
+    parser = argparse.ArgumentParser(usage=usage, description="Train on all devices.")
+    option, count = parser.add_argument, at_least(1)
+    option("--steps", type=count, default=960, help="training steps in all")
+    option("--batch", type=count, default=64, help="rows a step, on all devices")
+    option("--rate", type=positive, default=3e-3, help="the highest learning rate")
+    option("--seed", type=at_least(0), default=0, help="of weights and order")
     option("--data", choices=("numpy", "grain"), default="numpy", help="who reads")
     option("--folder", type=Path, default="checkpoints", help="where to save")
-    option("--save-every", type=int, default=240, help="steps from save to save")
-    option("--log-every", type=int, default=80, help="steps from line to line")
-    option("--emulate", type=int, help="devices for the CPU of a process to play")
+    option("--save-every", type=count, default=240, help="steps from save to save")
+    option("--log-every", type=count, default=80, help="steps from line to line")
+    option("--step-limit", type=positive, default=600, help="seconds without a step")
+    option("--save-limit", type=positive, default=45, help="seconds for a save")
+    option("--tries", type=count, default=3, help="starts that may save nothing new")
+    option("--emulate", type=count, help="devices for the CPU of a process to play")
     option("--distributed", action="store_true", help="be one of several processes")
     option("--coordinator", help="address of process 0, as HOST:PORT")
-    option("--processes", type=int, help="how many processes there are")
-    option("--process", type=int, help="the number of this one, from 0")
-    option("--heartbeat", type=int, default=100, help="seconds to wait for the silent")
-    return parser.parse_args()
+    option("--processes", type=count, help="how many processes there are")
+    option("--process", type=at_least(0), help="the number of this one, from 0")
+    option("--heartbeat", type=count, default=100, help="seconds to wait for a sign")
+    options = parser.parse_args()
+    if options.data == "grain" and not importlib.util.find_spec("grain"):
+        parser.error("--data grain needs Grain: pip install grain")
+    if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
+        parser.error(
+            f"--coordinator {options.coordinator} is not of the form HOST:PORT"
+        )
+    if None not in (options.process, options.processes):
+        if options.process >= options.processes:
+            parser.error(f"--process counts from 0: to {options.processes - 1}")
+    return options
 
 
-def start(options: argparse.Namespace) -> None:
-    """Meet the other processes, if there are any, where the launcher or you say."""
-    if options.emulate:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", options.emulate)
-    by_hand = (options.coordinator, options.processes, options.process)
-    if options.distributed or by_hand != (None, None, None):
-        if None not in by_hand:
-            who = f"process {options.process} of {options.processes}"
-            where = f"at {options.coordinator}, 300 seconds at most"
-            print(f"{who} waits for the others {where}", flush=True)
-        try:
-            jax.distributed.initialize(
-                *by_hand, heartbeat_timeout_seconds=options.heartbeat
-            )
-        except ValueError as error:
-            sys.exit(
-                f"cannot join the other processes: {error} A launcher that JAX knows "
-                "says all this; otherwise give --coordinator, --processes, --process"
-            )
-        return
-    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"):
-        if int(os.environ.get(name, 1)) > 1:
-            sys.exit(
-                f"{name} is {os.environ[name]}: without --distributed (or, under "
-                "torchrun, --coordinator, --processes and --process) each of these "
-                "processes would train alone, and all save into one folder"
-            )
+if __name__ == "__main__":
+    options = read_options()  # before what follows, which takes seconds
 
-
-def fail(text: str) -> None:
-    """End the program; of several processes, one says why."""
-    sys.exit(text if jax.process_index() == 0 else 1)
-
-
-def agree(settings: dict, folder: Path) -> None:
-    """Fail unless all processes have the same settings, as many devices as each other,
-    and one folder."""
-    if jax.process_count() == 1:
-        return
-    counts = Counter(device.process_index for device in jax.devices())
-    if len(set(counts.values())) > 1:
-        fail(f"processes need equal numbers of devices, and have {[*counts.values()]}")
-    number = multihost_utils.broadcast_one_to_all(np.int32(time.time() % 2**31))
-    token = folder / f"shared-{number}"
-    if jax.process_index() == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        token.touch()
-    multihost_utils.sync_global_devices("the token is there")
-    own = np.int32([zlib.crc32(repr(settings).encode()) >> 1, token.exists()])
-    all_of_them = multihost_utils.process_allgather(own)  # i32[processes, 2]
-    token.unlink(missing_ok=True)
-    if (all_of_them[:, 0] != all_of_them[0, 0]).any():
-        fail(f"all processes need the same {', '.join(settings)}")
-    if not all_of_them[:, 1].all():
-        fail("--folder has to be on a disk that all processes share")
+import jax
+import jax.numpy as jnp
+import lifecycle
+import numpy as np
+import optax
+from flax import linen as nn
+from flax.training.train_state import TrainState
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from lifecycle import SAVED, STAY_DOWN, Checkpoints, leave, limit, say, tell
+from sklearn.datasets import load_digits
 
 
 class Rows(NamedTuple):
@@ -254,84 +237,39 @@ def evaluate(score, state: TrainState, test: Rows, batch: int, split, here) -> s
     return f"test loss {loss / count:.6f}, {right:.0f} of {count} right"
 
 
-def save(manager: ocp.CheckpointManager, done: int, state, settings: dict) -> None:
-    """Begin to save the state after so many steps, and the settings with it."""
-    state = ocp.args.StandardSave(state)
-    settings = ocp.args.JsonSave(settings)
-    manager.save(done, args=ocp.args.Composite(state=state, settings=settings))
-
-
-def restore(manager: ocp.CheckpointManager, done: int, target, settings: dict):
-    """The state after so many steps, laid out as target; other settings end the run."""
-    args = ocp.args.Composite(settings=ocp.args.JsonRestore())
-    saved = manager.restore(done, args=args).settings
-    for name, value in settings.items():
-        if saved.get(name) != value:
-            fail(
-                f"the run in {manager.directory.name} was begun with --{name} "
-                f"{saved.get(name)}, not with {value}: ask for the same again, or for "
-                "another --folder"
+def tell_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
+    """Look at losses f32[] that were put aside with their steps, print some, and drop
+    them; one that is not finite ends the run."""
+    for done, loss in jax.device_get(losses):
+        if not np.isfinite(loss):
+            leave(
+                STAY_DOWN, f"the loss of step {done} is {loss}: nothing is saved since"
             )
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-    return manager.restore(done, args=args).state
+        if done % every == 0:
+            tell(done, f"loss {loss:.6f}")
+    losses.clear()
 
 
-def listen() -> list[int]:
-    """A list to which SIGINT and SIGTERM add their numbers; sent again, they kill."""
-    heard = []
-
-    def note(number, frame):
-        heard.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    signal.signal(signal.SIGINT, note)
-    signal.signal(signal.SIGTERM, note)
-    return heard
-
-
-def told_to_stop(heard: list[int], done: int) -> bool:
-    """Whether to stop after this step: on this, all processes agree."""
-    if jax.process_count() == 1:
-        return bool(heard)
-    return multihost_utils.reached_preemption_sync_point(done)
-
-
-def say(text: str) -> None:
-    """Print a line, from one process only."""
-    if jax.process_index() == 0:
-        print(text, flush=True)
-
-
-def tell(done: int, text: str) -> None:
-    """Print a line about a step, or about the state after it."""
-    say(f"step {done:5}  {text}")
-
-
-def tell_losses(late: list[tuple[int, jax.Array]]) -> None:
-    """Print the losses f32[] that were put aside with their steps, and drop them."""
-    for done, loss in late:
-        tell(done, f"loss {float(loss):.6f}")
-    late.clear()
-
-
-def main() -> None:
-    """Train, from the newest checkpoint in the folder if there is one."""
-    options = read_options()
-    start(options)
-    if min(options.batch, options.log_every, options.save_every) < 1:
-        fail("--batch, --log-every and --save-every have to be 1 or more")
-    if options.data == "grain" and not importlib.util.find_spec("grain"):
-        fail("--data grain needs Grain: pip install grain")
+def main(options: argparse.Namespace) -> None:
+    """Train, from the newest checkpoint that is whole, if there is one."""
+    limit("the next step", options.step_limit)
+    lifecycle.stop_before_training(heard)
+    if options.emulate:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", options.emulate)
+    lifecycle.meet(options)
     settings = {name: getattr(options, name) for name in SETTINGS}
     folder = options.folder.resolve()  # Orbax asks for an absolute path
-    agree({**settings, "save_every": options.save_every}, folder)
+    together = {**settings, "save_every": options.save_every}
+    lifecycle.agree(together, folder)
     train, test = load_rows()
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     if options.batch % mesh.size or options.batch > len(train.labels):
-        fail(
+        leave(
+            STAY_DOWN,
             f"--batch {options.batch} will not do: it has to be a multiple of the "
-            f"{mesh.size} devices, and {len(train.labels)} at most"
+            f"{mesh.size} devices, and {len(train.labels)} at most",
         )
     kind = jax.devices()[0].device_kind
     share = options.batch // mesh.size
@@ -353,51 +291,44 @@ def main() -> None:
 
     here = places_here(split, options.batch)
     read = {"numpy": numpy_batches, "grain": grain_batches}[options.data]
-    keep = ocp.CheckpointManagerOptions(max_to_keep=3, cleanup_tmp_directories=True)
-    with ocp.CheckpointManager(folder, options=keep) as manager:
-        done = manager.latest_step()
-        if done is None:
-            done = 0
+    like = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, cut)
+    with Checkpoints(folder, settings, options.save_limit) as checkpoints:
+        begun, state = checkpoints.restore(like)
+        if state is None:
             state = jax.jit(fresh, out_shardings=cut)()
         else:
-            target = jax.tree.map(
-                lambda leaf, place: leaf.update(sharding=place), shapes, cut
-            )
-            state = restore(manager, done, target, settings)
-            tell(done, "restored")
-            tell(done, evaluate(score, state, test, options.batch, split, here))
-
-        batches = read(train, options.seed, options.batch, here, done)
-        heard = listen() if jax.process_count() == 1 else []
-        stopping = False
-        late = []  # steps with their losses, to be printed later
+            tell(begun, "restored")
+            tell(begun, evaluate(score, state, test, options.batch, split, here))
+        if jax.process_count() == 1:
+            lifecycle.stop_before_training(heard)
+        lifecycle.count_start(folder, options.tries)
+        batches = read(train, options.seed, options.batch, here, begun)
+        done, stopping = begun, False
+        late = []  # steps with their losses, to be looked at later
         while done < options.steps and not stopping:
+            limit("the next step", options.step_limit)
             state, loss = step(state, put(next(batches), split))
             if must_wait:
                 loss.block_until_ready()
             done += 1
             # Looked at once a step: no stop without a save.
-            stopping = told_to_stop(heard, done) and done < options.steps
+            stopping = lifecycle.told_to_stop(heard, done) and done < options.steps
             if done % options.log_every == 0:
-                tell_losses(late)  # of the line before; an interval is queued behind
-                late.append((done, loss))
+                tell_losses(late, options.log_every)  # the interval is queued behind
+            late.append((done, loss))
+            checkpoints.look()
             if done % options.save_every == 0 or done == options.steps or stopping:
-                save(manager, done, state, settings)
-                tell_losses(late)
+                tell_losses(late, options.log_every)
+                checkpoints.save(done, state)
                 if not stopping:
                     score_now = evaluate(score, state, test, options.batch, split, here)
                     tell(done, score_now)
 
     if stopping:
-        say(f"stopped: the same command goes on after step {done}")
-        sys.exit(128 + (heard[0] if heard else signal.SIGTERM))
+        leave(SAVED, f"stopped: the same command goes on after step {done}")
+    if jax.process_index() == 0:
+        lifecycle.write_starts(folder, done, 0)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (Exception, KeyboardInterrupt):
-        if jax.process_count() == 1:
-            raise
-        traceback.print_exc()
-        os._exit(1)  # JAX's own exit would wait for the others, and they for this one
+    lifecycle.run(main, options)

@@ -60,6 +60,14 @@ def pytest_keyboard_interrupt():
         worker.kill()
 
 
+@pytest.fixture
+def begin(tmp_path):
+    """A function that begins a run of launch/train.py; see runs.py."""
+    from runs import beginning
+
+    yield from beginning(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def site():
     with published() as address:

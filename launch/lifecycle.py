@@ -1,0 +1,391 @@
+"""What a run needs beside its training: processes that meet, a folder of its own,
+checkpoints that are whole, limits of time, and an end that says what it was.
+
+train.py uses it: copy both. They end with one of these statuses.
+
+0    the run is done
+75   told to stop, and something new is saved: start it again
+76   told to stop, and nothing new is saved
+78   stay down: somebody has to look first (2, if it is at the command line)
+     Any other is a crash.
+"""
+
+import argparse
+import contextlib
+import faulthandler
+import fcntl
+import json
+import math
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import threading
+import time
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+
+SAVED, UNSAVED, STAY_DOWN = 75, 76, 78
+
+# ------------------------------------------------------------------ lines and the end
+
+
+def say(text: str) -> None:
+    """Print a line, from one process only."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+def tell(done: int, text: str) -> None:
+    """Print a line about a step, or about the state after it."""
+    say(f"step {done:5}  {text}")
+
+
+def leave(status: int, text: str) -> NoReturn:
+    """End the run: all processes call this together, and one says why."""
+    if jax.process_index() == 0:
+        file = sys.stderr if status == STAY_DOWN else sys.stdout
+        print(text, file=file, flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # or a last one would change the status
+    sys.exit(status)
+
+
+# ------------------------------------------------------------------------------ limits
+
+ends = {}  # of what is under way: when it has to be over
+
+
+def limit(what: str, seconds: float) -> None:
+    """End this process unless `what` is over, or set anew, in so many seconds."""
+    ends[what] = time.monotonic() + seconds
+
+
+def watch() -> None:
+    """Look after the limits, for ever."""
+    while True:
+        time.sleep(0.5)
+        for what, end in list(ends.items()):
+            if time.monotonic() > end:
+                print(f"{what} has not ended in time", file=sys.stderr, flush=True)
+                faulthandler.dump_traceback(all_threads=True)
+                os._exit(1)
+
+
+def run(main: Callable, options: argparse.Namespace) -> None:
+    """Run the program to its end; of several processes, one that fails ends at once."""
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        main(options)
+    except Exception:
+        if jax.process_count() == 1:
+            raise
+        traceback.print_exc()
+        os._exit(1)  # JAX's own exit would wait for the others, and they for this one
+
+
+# --------------------------------------------------------------------------- processes
+
+
+def meet(options: argparse.Namespace) -> None:
+    """Meet the other processes, if there are any, where the launcher or you say."""
+    by_hand = (options.coordinator, options.processes, options.process)
+    if not options.distributed and by_hand == (None, None, None):
+        refuse_to_be_one_of_many()
+        return
+    if None not in by_hand:
+        who = f"process {options.process} of {options.processes}"
+        where = f"at {options.coordinator}, 300 seconds at most"
+        print(f"{who} waits for the others {where}", flush=True)
+    try:
+        jax.distributed.initialize(
+            *by_hand,
+            coordinator_bind_address=options.coordinator,  # and at no other
+            heartbeat_timeout_seconds=options.heartbeat,
+        )
+    except ValueError as error:
+        print(
+            f"cannot join the other processes: {error} A launcher that JAX knows says "
+            "all this; otherwise give --coordinator, --processes, --process",
+            file=sys.stderr,
+        )
+        sys.exit(STAY_DOWN)
+
+
+def refuse_to_be_one_of_many() -> None:
+    """End a process that a launcher has started beside others."""
+    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"):
+        if int(os.environ.get(name, 1)) > 1:
+            leave(
+                STAY_DOWN,
+                f"{name} is {os.environ[name]}: without --distributed (or, under "
+                "torchrun, --coordinator, --processes and --process) each of these "
+                "processes would train alone, and all save into one folder",
+            )
+
+
+def anywhere(flag: bool) -> bool:
+    """Whether it is so in any process: all ask together."""
+    return bool(np.any(multihost_utils.process_allgather(np.bool_(flag))))
+
+
+def agree(settings: dict, folder: Path) -> None:
+    """End the run unless the folder is free, and all processes have the same settings,
+    as many devices as each other, and that folder."""
+    counts = Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        numbers = [*counts.values()]
+        leave(STAY_DOWN, f"processes need equal numbers of devices, and have {numbers}")
+    why_not = claim(folder) if jax.process_index() == 0 else ""
+    if anywhere(why_not != ""):
+        leave(STAY_DOWN, why_not)
+    if jax.process_count() == 1:
+        return
+    number = multihost_utils.broadcast_one_to_all(np.int32(time.time() % 2**31))
+    token = folder / f"shared-{number}"
+    if jax.process_index() == 0:
+        token.touch()
+    multihost_utils.sync_global_devices("the token is there")
+    own = np.int32([zlib.crc32(repr(settings).encode()) >> 1, token.exists()])
+    all_of_them = multihost_utils.process_allgather(own)  # i32[processes, 2]
+    token.unlink(missing_ok=True)
+    if (all_of_them[:, 0] != all_of_them[0, 0]).any():
+        leave(STAY_DOWN, f"all processes need the same {', '.join(settings)}")
+    if not all_of_them[:, 1].all():
+        leave(STAY_DOWN, "--folder has to be on a disk that all processes share")
+
+
+def stop_before_training(heard: list[int]) -> None:
+    """End a process that has been told to stop before it has met others, if any."""
+    if heard:
+        print("stopped: nothing new is saved", flush=True)
+        sys.exit(UNSAVED)
+
+
+def told_to_stop(heard: list[int], done: int) -> bool:
+    """Whether to stop after this step: on this, all processes agree."""
+    if jax.process_count() == 1:
+        return bool(heard)
+    if heard:  # Ctrl-C, or what came before they met: JAX itself listens to SIGTERM
+        heard.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return multihost_utils.reached_preemption_sync_point(done)
+
+
+# -------------------------------------------------------------------------- the folder
+
+
+def claim(folder: Path) -> str:
+    """Take the folder for as long as this process lives: why not, or nothing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / "starts", os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return f"another job trains in {folder}: wait for it, or take another --folder"
+    except OSError as error:
+        return f"cannot use the folder {folder}: {error.strerror}"
+    return ""
+
+
+def count_start(folder: Path, tries: int) -> None:
+    """Count the starts since the folder last had a newer checkpoint than ever before,
+    and end a run with as many as it may have."""
+    why_not = ""
+    if jax.process_index() == 0:
+        file = folder / "starts"
+        newest = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
+        known = [int(word) for word in file.read_text().split() if word.isdigit()]
+        best, starts = known if len(known) == 2 else (0, 0)
+        if max(newest, default=0) > best:
+            best, starts = max(newest), 0
+        if starts < tries:
+            write_starts(folder, best, starts + 1)
+        else:
+            why_not = (
+                f"the last {starts} starts have saved nothing after step {best} in "
+                f"{folder}: see why, and then start it once with --tries {starts + 1}"
+            )
+    if anywhere(why_not != ""):
+        leave(STAY_DOWN, why_not)
+
+
+def write_starts(folder: Path, best: int, starts: int) -> None:
+    """Note the newest checkpoint ever, and the starts since; in place, since the disk
+    may be full."""
+    with open(folder / "starts", "r+") as file:
+        file.write(f"{best:12} {starts:12}\n")
+
+
+# ------------------------------------------------------------------------- checkpoints
+
+
+@jax.jit
+def checksums(state) -> tuple[list[jax.Array], jax.Array]:
+    """A checksum u32[] of each array, and whether all numbers are finite. Each byte
+    counts by its value and its place, in integers: another byte gives another sum, and
+    another number of devices the same."""
+    sums, finite = [], jnp.bool_(True)
+    for leaf in jax.tree.leaves(state):
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.uint8).astype(jnp.uint32)
+        odd = 2 * jnp.arange(bits.size, dtype=jnp.uint32).reshape(bits.shape) + 1
+        sums.append((bits * odd).sum(dtype=jnp.uint32))
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            finite &= jnp.isfinite(leaf).all()
+    return sums, finite
+
+
+def sum_of(settings: dict) -> int:
+    """A checksum of the settings."""
+    return zlib.crc32(json.dumps(settings, sort_keys=True).encode())
+
+
+class Checkpoints:
+    """The checkpoints of a run in its folder: the newest three, each with the settings
+    of the run and with checksums. Used with `with`."""
+
+    def __init__(self, folder: Path, settings: dict, seconds: float) -> None:
+        self.folder, self.settings, self.seconds = folder, settings, seconds
+        self.saving = ""  # what is being saved
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=3,
+            cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(timeout_secs=math.ceil(seconds)),
+        )
+        self.manager = ocp.CheckpointManager(folder, options=options)
+        # Reading may fail in one process only: it waits for no other.
+        me = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=me, active_processes={me}, barrier_sync_key_prefix=str(me)
+        )
+        self.reader = ocp.Checkpointer(
+            ocp.CompositeCheckpointHandler(), multiprocessing_options=alone
+        )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if kind in (None, SystemExit) or jax.process_count() == 1:
+            with self.blamed():
+                self.manager.close()  # when the save under way is over
+            ends.pop(self.saving, None)
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Let an error name the folder."""
+        try:
+            yield
+        except Exception as error:
+            free = shutil.disk_usage(self.folder).free
+            error.add_note(f"while saving in {self.folder}; free there: {free:,} bytes")
+            raise
+
+    def read(self, done: int, target) -> tuple[object, str]:
+        """The state after so many steps and no words, or what is wrong with it. All
+        processes call it, and find the same; other settings end the run."""
+        path, saved, state, why = self.folder / str(done), {}, None, ""
+        try:
+            args = ocp.args.Composite(settings=ocp.args.JsonRestore())
+            about = self.reader.restore(path, args=args).settings
+            if about["sum"] != sum_of(about["settings"]):
+                raise ValueError("a byte of its settings has changed")
+            saved = about["settings"]
+            if saved == self.settings:
+                args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+                state = self.reader.restore(path, args=args).state
+        except Exception as error:
+            why = textwrap.shorten(f"{type(error).__name__}: {error}", 150)
+        other = saved not in ({}, self.settings)
+        anywhere = multihost_utils.process_allgather(np.bool_([other, bool(why)]))
+        other, damaged = np.reshape(anywhere, (-1, 2)).any(axis=0)
+        if other:
+            for name, value in self.settings.items():
+                if saved.get(name) != value:
+                    leave(
+                        STAY_DOWN,
+                        f"the run in {self.folder.name} was begun with --{name} "
+                        f"{saved.get(name)}, not with {value}: ask for the same again, "
+                        "or for another --folder",
+                    )
+        if damaged:
+            return None, why or "another process cannot read it"
+        sums, finite = jax.device_get(checksums(state))
+        if [int(one) for one in sums] != about["sums"]:
+            return None, "a byte of it has changed: its checksum is another"
+        return state, ""
+
+    def restore(self, target) -> tuple[int, object]:
+        """The newest state that is whole, laid out as target, and its step; or 0 and
+        nothing in an empty folder. Checkpoints that are damaged get another name."""
+        damaged = {}
+        for done in sorted(self.manager.all_steps(), reverse=True):
+            state, why = self.read(done, target)
+            if not why:
+                break
+            damaged[done] = why
+        else:
+            if not damaged:
+                return 0, None
+            leave(
+                STAY_DOWN,
+                f"no checkpoint in {self.folder} is whole: {damaged}. To begin anew: "
+                f"mv {self.folder} {self.folder}.damaged",
+            )
+        for bad, why in damaged.items():
+            name = f"{bad}.damaged-{time.time():.0f}"
+            if jax.process_index() == 0:
+                (self.folder / str(bad)).rename(self.folder / name)
+            say(f"CHECKPOINT {bad} IS DAMAGED, and now named {name}: {why}")
+        if damaged:
+            say(f"GOING BACK to step {done}")
+            multihost_utils.sync_global_devices("damaged checkpoints have other names")
+            self.manager.reload()
+        return done, state
+
+    def save(self, done: int, state) -> None:
+        """Begin to save the state after so many steps, unless it is not finite or the
+        disk is full, which ends the run."""
+        sums, finite = jax.device_get(checksums(state))
+        if not finite:
+            leave(
+                STAY_DOWN, f"the state after step {done} is not finite, and not saved"
+            )
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        free = shutil.disk_usage(self.folder).free
+        if anywhere(free < 1.1 * size + 2**20):
+            leave(
+                STAY_DOWN,
+                f"step {done} is not saved: of {self.folder} only {free:,} bytes are "
+                f"free, and a checkpoint takes {size:,} and more",
+            )
+        about = {"settings": self.settings, "sum": sum_of(self.settings)}
+        args = ocp.args.Composite(
+            settings=ocp.args.JsonSave(about | {"sums": [int(one) for one in sums]}),
+            state=ocp.args.StandardSave(state),
+        )
+        with self.blamed():
+            self.manager.wait_until_finished()  # the save before: its limit holds
+            ends.pop(self.saving, None)
+            self.saving = f"the save of step {done} into {self.folder}"
+            limit(self.saving, self.seconds)
+            if not self.manager.save(done, args=args):
+                raise RuntimeError(f"Orbax has not saved step {done}")
+
+    def look(self) -> None:
+        """Raise the error of the save under way; when it is over, drop its limit."""
+        with self.blamed():
+            self.manager.check_for_errors()
+        if not self.manager.is_saving_in_progress():
+            ends.pop(self.saving, None)
