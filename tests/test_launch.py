@@ -5,7 +5,6 @@ these are held against models of their API, to which a misspelt field is an erro
 """
 
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,26 +12,31 @@ from pathlib import Path
 
 import launchers
 import pytest
+import train
 import yaml
 from faults import complaints, each
+from lifecycle import SAVED, STAY_DOWN
 from pair import ROOT
 
 LAUNCH = ROOT / "launch"
-sys.path.append(str(LAUNCH))
-import train  # noqa: E402
 
 # ------------------------------------------------------------------------ the JobSets
 
 FILE = "launch/jobset.yaml"
 
 
-def documents(root: Path) -> list[dict]:
-    return list(yaml.safe_load_all((root / FILE).read_text()))
+def documents(root: Path, kind: str = "JobSet") -> list[dict]:
+    found = yaml.safe_load_all((root / FILE).read_text())
+    return [document for document in found if document["kind"] == kind]
+
+
+def pod_of(document: dict) -> dict:
+    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
+    return job["template"]["spec"]
 
 
 def container_of(document: dict) -> dict:
-    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
-    return job["template"]["spec"]["containers"][0]
+    return pod_of(document)["containers"][0]
 
 
 def jobsets_fit_their_models(root: Path) -> Iterator[str]:
@@ -40,10 +44,13 @@ def jobsets_fit_their_models(root: Path) -> Iterator[str]:
     from pydantic import ValidationError
 
     strict = {"extra": "forbid", "by_alias": True, "by_name": False}
+    quantity = models.IoK8sApimachineryPkgApiResourceQuantity
     for document in documents(root):
-        limits = container_of(document)["resources"]["limits"]
-        for name, amount in limits.items():
-            limits[name] = models.IoK8sApimachineryPkgApiResourceQuantity(amount)
+        for amounts in container_of(document)["resources"].values():
+            amounts |= {name: quantity(amount) for name, amount in amounts.items()}
+        for volume in pod_of(document)["volumes"]:
+            if limit := volume.get("emptyDir", {}).get("sizeLimit"):
+                volume["emptyDir"]["sizeLimit"] = quantity(limit)
         try:
             models.JobsetV1alpha2JobSet.model_validate(document, **strict)
         except ValidationError as error:
@@ -59,7 +66,7 @@ def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
         job = workers["template"]["spec"]
         pod = job["template"]["spec"]
         [rule] = job["podFailurePolicy"]["rules"]
-        [saved] = spec["failurePolicy"]["rules"]
+        restart, down = spec["failurePolicy"]["rules"]
         mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
         *start, option, folder = container["command"]
         gpu = "nvidia.com/gpu" in container["resources"]["limits"]
@@ -75,12 +82,22 @@ def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
             "network of another name": ("network" in spec, False),
             "starts of a pod alone": (job["backoffLimit"], 0),
             "starts of a container alone": (pod["restartPolicy"], "Never"),
-            "end of a job that saved": (rule["action"], "FailJob"),
-            "exit code": (rule["onExitCodes"]["values"], [128 + signal.SIGTERM]),
+            "end of a job that says why": (rule["action"], "FailJob"),
+            "exit codes": (rule["onExitCodes"]["values"], [2, SAVED, STAY_DOWN]),
             "its operator": (rule["onExitCodes"]["operator"], "In"),
             "its container": (rule["onExitCodes"]["containerName"], container["name"]),
-            "cause": (saved["onJobFailureReasons"], ["PodFailurePolicy"]),
-            "restart": (saved["action"], "RestartJobSetAndIgnoreMaxRestarts"),
+            "causes": (restart["onJobFailureReasons"], down["onJobFailureReasons"]),
+            "cause": (down["onJobFailureReasons"], ["PodFailurePolicy"]),
+            "restart": (restart["action"], "RestartJobSetAndIgnoreMaxRestarts"),
+            "its message": (message_matches(restart), [False, True, False]),
+            "no restart": (down["action"], "FailJobSet"),
+            "user": (pod["securityContext"]["runAsNonRoot"], True),
+            "file system": (
+                container["securityContext"]["readOnlyRootFilesystem"],
+                True,
+            ),
+            "token": (pod.get("automountServiceAccountToken", True), gpu),
+            "image": ("@sha256:" in container["image"], True),
             "volumes": ({*mounts}, {volume["name"] for volume in pod["volumes"]}),
             "folder": ([option, folder], ["--folder", mounts.get("checkpoints")]),
             "program": (start[:2], ["python", "train.py"]),
@@ -89,6 +106,32 @@ def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
         for need, (found, due) in needs.items():
             if found != due:
                 yield f"{name}: {need}: {found}, not {due}"
+
+
+def message_matches(rule: dict) -> list[bool]:
+    """Whether a rule takes what Kubernetes says of a pod that ended with 2, 75, 78."""
+    said = "Container train for pod a/b failed with exit code {} matching FailJob rule"
+    [pattern] = rule["onJobFailureMessagePatterns"]
+    codes = (2, SAVED, STAY_DOWN)
+    return [bool(re.fullmatch(f"{pattern}.*", said.format(code))) for code in codes]
+
+
+def accounts_may_read_what_jax_asks(root: Path) -> Iterator[str]:
+    [role], [binding] = documents(root, "Role"), documents(root, "RoleBinding")
+    [account] = documents(root, "ServiceAccount")
+    may = {
+        (resource, *rule["verbs"])
+        for rule in role["rules"]
+        for resource in rule["resources"]
+    }
+    if may != {(what, "get", "list") for what in ("pods", "services", "jobs")}:
+        yield f"the role may {sorted(may)}"
+    name = account["metadata"]["name"]
+    if [one["name"] for one in binding["subjects"]] != [name]:
+        yield "the role is bound to another account"
+    for document in documents(root):
+        if pod_of(document).get("serviceAccountName", name) != name:
+            yield f"{document['metadata']['name']}: there is no such account"
 
 
 def starts(options: list[str]) -> bool:
@@ -108,8 +151,16 @@ FAULTS = {
     ],
     pods_are_processes_of_jax: [
         (r"(?s)(\n---\n.*?)completions: 4", r"\1completions: 2", "tpu: pods at once"),
-        (r"values: \[143\]", "values: [15]", "exit code: [15], not [143]"),
+        (r"values: \[2, 75", "values: [75", "exit codes: [75, 78], not [2, 75"),
+        ("exit code 75 ", "exit code 7. ", "its message: [False, True, True]"),
+        ("runAsNonRoot: true", "runAsNonRoot: false", "user: False"),
+        ("automountServiceAccountToken: false", "hostPID: false", "token: True"),
         ("--distributed, ", "", "options: False"),
+    ],
+    accounts_may_read_what_jax_asks: [
+        ("jobs\\]", "jobs, secrets]", "secrets"),
+        ("name: train(?=\n---)", "name: other", "another account"),
+        ("serviceAccountName: train", "serviceAccountName: it", "no such account"),
     ],
 }
 
@@ -130,8 +181,9 @@ def test_planted_fault_is_found(tmp_path, rule, fault):
 
 
 def mpirun(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    """Run mpirun.sh where these programs, and no others, can be found."""
-    (folder / "dirname").symlink_to("/usr/bin/dirname")
+    """Run mpirun.sh where these programs, and few others, can be found."""
+    for name in ("dirname", "seq", "shuf"):
+        (folder / name).symlink_to(f"/usr/bin/{name}")
     command, env = ["/bin/sh", "mpirun.sh", *words], {"PATH": str(folder)}
     return subprocess.run(command, cwd=LAUNCH, env=env, capture_output=True, text=True)
 
@@ -143,14 +195,23 @@ def test_shell_scripts_are_sound():
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_mpirun_starts_so_many_processes(tmp_path):
-    (tmp_path / "mpirun").write_text('#!/bin/sh\necho mpirun "$@"\n')
+def test_mpirun_starts_so_many_processes_until_they_have_an_end(tmp_path):
+    """One that crashes is started again; what says why it ends is not."""
+    (tmp_path / "mpirun").write_text(
+        "#!/bin/sh\necho x >> $0.starts\n"
+        'echo mpirun "$@"\n[ "$(wc -l < $0.starts)" -eq 3 ] && exit 78\nexit 134\n'
+    )
     (tmp_path / "mpirun").chmod(0o755)
+    (tmp_path / "wc").symlink_to("/usr/bin/wc")
     done = mpirun(tmp_path, "4", "--emulate", "2", "--steps", "8")
-    command, options = done.stdout.split(" ./train.py ")
-    assert command == "mpirun -n 4 --bind-to none python"
-    assert options == "--distributed --emulate 2 --steps 8\n"
-    assert starts(options.split())
+    assert done.returncode == 78
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and "ended with 134, and starts again" in done.stderr
+    meet = r"JAX_COORDINATOR_ADDRESS=(\S+) -x JAX_COORDINATOR_BIND_ADDRESS=\1"
+    begun = rf"mpirun -n 4 --bind-to none -x {meet} python ./train.py (.*)"
+    options = [re.fullmatch(begun, line)[2] for line in lines]
+    assert options == 3 * ["--distributed --emulate 2 --steps 8"]
+    assert starts(options[0].split())
 
 
 @pytest.mark.parametrize(
