@@ -34,6 +34,8 @@ RUNS = {
     LONGER: Run(1, 8, "train.py", LONGER),
     "Open MPI": Run(2, 4, "mpirun.sh", ONE),
     "Open MPI, restarted": Run(4, 2, "mpirun.sh", ONE, since=20),
+    "Open MPI, told to stop": Run(2, 4, "mpirun.sh", LONGER),
+    "Open MPI, one process killed": Run(2, 4, "mpirun.sh", LONGER),
     "Slurm": Run(2, 4, "job.sbatch", ONE),
     "Slurm, restarted": Run(4, 2, "job.sbatch", ONE, since=20),
     "Slurm, stopped and requeued": Run(2, 4, "job.sbatch", LONGER),
@@ -43,7 +45,7 @@ RUNS = {
 
 def files(part: str) -> set[str]:
     """The script, and the file that starts it."""
-    return {"launch/train.py", f"launch/{RUNS[part].file}"}
+    return {"launch/train.py", "launch/lifecycle.py", f"launch/{RUNS[part].file}"}
 
 
 def versions() -> dict[str, str]:

@@ -94,6 +94,24 @@ begin "Open MPI, restarted" "Open MPI"
 timeout $limit sh mpirun.sh 4 --emulate 2 "${short[@]}"
 end
 
+# mpirun.sh itself is told to stop, and then one of its processes is killed.
+begin "Open MPI, told to stop"
+sh mpirun.sh 2 --emulate 4 "${long[@]}" >log 2>&1 &
+within $limit grep -q "  loss " log
+kill -TERM $!
+wait $! && fail "it went on"
+timeout $limit sh mpirun.sh 2 --emulate 4 "${long[@]}" >>log 2>&1
+cat log
+end
+begin "Open MPI, one process killed"
+sh mpirun.sh 2 --emulate 4 "${long[@]}" >log 2>&1 &
+within $limit grep -q "  loss " log
+pkill -KILL -n -f "^python.* --distributed "
+wait $!
+grep -q "^mpirun.sh: ended with .*, and starts again" log || fail "no second start"
+cat log
+end
+
 # One node, this machine, which says that it has eight processors. A job that goes back
 # into the queue waits for a second longer than cred_expire, which is two minutes unless
 # said, and then for the scheduler, which looks every half minute unless said.
@@ -139,14 +157,14 @@ finish() { # the job: in this state, after so many restarts
 }
 
 begin "Slurm"
-job=$(sbatch --parsable job.sbatch --emulate 4 "${short[@]}")
+job=$(sbatch --parsable --ntasks=2 job.sbatch --emulate 4 "${short[@]}")
 finish $limit COMPLETED 0
 begin "Slurm, restarted" "Slurm"
 job=$(sbatch --parsable --ntasks=4 job.sbatch --emulate 2 "${short[@]}")
 finish $limit COMPLETED 0
 
 begin "Slurm, stopped and requeued"
-job=$(sbatch --parsable job.sbatch --emulate 4 "${long[@]}")
+job=$(sbatch --parsable --ntasks=2 job.sbatch --emulate 4 "${long[@]}")
 within $limit trains
 scancel --signal=TERM "$job"
 within $limit grep -q "^stopped: " "train-$job.log"
@@ -155,7 +173,7 @@ finish $limit COMPLETED 1
 # One process is killed, and the other hangs, so that it cannot end by itself: how long
 # does the job live on?
 begin "Slurm, one process killed"
-job=$(sbatch --parsable job.sbatch --emulate 4 "${long[@]}")
+job=$(sbatch --parsable --ntasks=2 job.sbatch --emulate 4 "${long[@]}")
 within $limit trains
 task() { scontrol listpids "$job.0" | awk -v rank="$1" '$5 == rank { print $1 }'; }
 kill -STOP "$(task 0)"
