@@ -57,9 +57,14 @@ def leave(status: int, text: str) -> NoReturn:
     if jax.process_index() == 0:
         file = sys.stderr if status == STAY_DOWN else sys.stdout
         print(text, file=file, flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)  # or a last one would change the status
+    hear_no_more()
     sys.exit(status)
+
+
+def hear_no_more() -> None:
+    """Ignore signals from now on: at the very end one would change the status."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 # ------------------------------------------------------------------------------ limits
@@ -88,6 +93,7 @@ def run(main: Callable, options: argparse.Namespace) -> None:
     threading.Thread(target=watch, daemon=True).start()
     try:
         main(options)
+        hear_no_more()
     except Exception:
         if jax.process_count() == 1:
             raise

@@ -243,7 +243,7 @@ def tell_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
     for done, loss in jax.device_get(losses):
         if not np.isfinite(loss):
             leave(
-                STAY_DOWN, f"the loss of step {done} is {loss}: nothing is saved since"
+                STAY_DOWN, f"the loss of step {done} is {loss}: not saved from there on"
             )
         if done % every == 0:
             tell(done, f"loss {loss:.6f}")

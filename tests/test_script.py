@@ -168,7 +168,9 @@ def test_processes_that_differ_are_refused(begin, tmp_path, options, complaint):
 
 def test_other_settings_are_refused_and_nothing_is_lost(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(lifecycle.fcntl, "flock", lambda *_: None)  # of this process
-    monkeypatch.setattr(lifecycle.signal, "signal", lambda *_: None)  # are pytest's
+    monkeypatch.setattr(
+        lifecycle, "hear_no_more", lambda: None
+    )  # the signals, pytest's
     folder = tmp_path / "checkpoints"
 
     def contents() -> dict[Path, bytes]:
@@ -196,15 +198,16 @@ def test_other_settings_are_refused_and_nothing_is_lost(tmp_path, monkeypatch, c
     assert capsys.readouterr().out.splitlines()[1:] == ["step     2  restored", score]
 
 
-def test_the_page_shows_every_line_once():
-    """Its parts of the script, one after the other, are the script but for gaps."""
+@pytest.mark.parametrize("name", ["train.py", "lifecycle.py"])
+def test_the_page_shows_every_line_once(name):
+    """Its parts of a file, one after the other, are the file but for gaps."""
     code = pytest.importorskip("sphinx.directives.code")
     config = SimpleNamespace(source_encoding="utf-8")
     page = (ROOT / "book" / "script.md").read_text()
-    shown, included = "", r"(?ms)^```{literalinclude} ../launch/train.py\n(.*?)^```$"
+    shown, included = "", rf"(?ms)^```{{literalinclude}} ../launch/{name}\n(.*?)^```$"
     for part in re.findall(included, page):
-        options = dict(re.findall(r"(?m)^:([\w-]+): (.*)$", part))
-        reader = code.LiteralIncludeReader(LAUNCH / "train.py", options, config)
+        options = dict(re.findall(r"(?m)^:([\w-]+): '?(.*?)'?$", part))
+        reader = code.LiteralIncludeReader(LAUNCH / name, options, config)
         shown += reader.read()[0]
-    script = (LAUNCH / "train.py").read_text()
+    script = (LAUNCH / name).read_text()
     assert re.findall(".+", shown) == re.findall(".+", script)
