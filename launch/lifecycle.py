@@ -17,6 +17,7 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -37,6 +38,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 SAVED, UNSAVED, STAY_DOWN = 75, 76, 78
+MEETING = "the meeting of the processes"
 
 # ------------------------------------------------------------------ lines and the end
 
@@ -55,6 +57,8 @@ def tell(done: int, text: str) -> None:
 def leave(status: int, text: str) -> NoReturn:
     """End the run: all processes call this together, and one says why."""
     if jax.process_index() == 0:
+        if status == STAY_DOWN and claimed:
+            write_starts(*claimed)  # it is no start in vain: nobody repeats it
         file = sys.stderr if status == STAY_DOWN else sys.stdout
         print(text, file=file, flush=True)
     hear_no_more()
@@ -69,36 +73,48 @@ def hear_no_more() -> None:
 
 # ------------------------------------------------------------------------------ limits
 
-ends = {}  # of what is under way: when it has to be over
+ends = {}  # of what is under way: when it has to be over, and whether it still is
 
 
-def limit(what: str, seconds: float) -> None:
+def limit(what: str, seconds: float, is_under_way: Callable = lambda: True) -> None:
     """End this process unless `what` is over, or set anew, in so many seconds."""
-    ends[what] = time.monotonic() + seconds
+    ends[what] = (time.monotonic() + seconds, is_under_way)
 
 
-def watch() -> None:
-    """Look after the limits, for ever."""
+def watch(heard: list[int]) -> None:
+    """Look after the limits, for ever; and after signals, while processes meet."""
     while True:
+        before = time.monotonic()
         time.sleep(0.5)
-        for what, end in list(ends.items()):
-            if time.monotonic() > end:
-                print(f"{what} has not ended in time", file=sys.stderr, flush=True)
-                faulthandler.dump_traceback(all_threads=True)
-                os._exit(1)
+        late = time.monotonic() - before - 0.5
+        for what, (end, is_under_way) in list(ends.items()):
+            if late > 5:  # the machine slept, or this process was suspended
+                ends[what] = (end + late, is_under_way)
+            elif time.monotonic() > end and is_under_way():
+                try:
+                    print(f"{what} has not ended in time", file=sys.stderr, flush=True)
+                    faulthandler.dump_traceback(all_threads=True)
+                finally:  # also where nothing can be printed
+                    os._exit(1)
+        if heard and MEETING in ends:
+            print("stopped: nothing new is saved", flush=True)
+            os._exit(UNSAVED)
 
 
-def run(main: Callable, options: argparse.Namespace) -> None:
+def run(main: Callable, options: argparse.Namespace, heard: list[int]) -> None:
     """Run the program to its end; of several processes, one that fails ends at once."""
-    threading.Thread(target=watch, daemon=True).start()
+    faulthandler.cancel_dump_traceback_later()  # of the imports
+    threading.Thread(target=watch, args=(heard,), daemon=True).start()
     try:
         main(options)
         hear_no_more()
     except Exception:
         if jax.process_count() == 1:
             raise
-        traceback.print_exc()
-        os._exit(1)  # JAX's own exit would wait for the others, and they for this one
+        try:
+            traceback.print_exc()
+        finally:  # JAX's own exit would wait for the others, and they for this one
+            os._exit(1)
 
 
 # --------------------------------------------------------------------------- processes
@@ -114,6 +130,7 @@ def meet(options: argparse.Namespace) -> None:
         who = f"process {options.process} of {options.processes}"
         where = f"at {options.coordinator}, 300 seconds at most"
         print(f"{who} waits for the others {where}", flush=True)
+    limit(MEETING, 600)  # JAX gives up after 300 seconds
     try:
         jax.distributed.initialize(
             *by_hand,
@@ -127,6 +144,7 @@ def meet(options: argparse.Namespace) -> None:
             file=sys.stderr,
         )
         sys.exit(STAY_DOWN)
+    ends.pop(MEETING)
 
 
 def refuse_to_be_one_of_many() -> None:
@@ -146,14 +164,17 @@ def anywhere(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.bool_(flag))))
 
 
-def agree(settings: dict, folder: Path) -> None:
+def agree(settings: dict, options: argparse.Namespace) -> None:
     """End the run unless the folder is free, and all processes have the same settings,
     as many devices as each other, and that folder."""
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         numbers = [*counts.values()]
         leave(STAY_DOWN, f"processes need equal numbers of devices, and have {numbers}")
-    why_not = claim(folder) if jax.process_index() == 0 else ""
+    folder = options.folder
+    why_not = ""
+    if jax.process_index() == 0:
+        why_not = claim(folder, options.wait, options.tries)
     if anywhere(why_not != ""):
         leave(STAY_DOWN, why_not)
     if jax.process_count() == 1:
@@ -179,59 +200,75 @@ def stop_before_training(heard: list[int]) -> None:
         sys.exit(UNSAVED)
 
 
-def told_to_stop(heard: list[int], done: int) -> bool:
-    """Whether to stop after this step: on this, all processes agree."""
+def told_to_stop(heard: list[int], count: int) -> bool:
+    """Whether to stop after this step, the count-th of this start: on this, all
+    processes agree. (JAX counts from 1 too: it would miss a signal that comes before
+    the first step of a run that goes on from step 40, if this began with 41.)"""
     if jax.process_count() == 1:
         return bool(heard)
     if heard:  # Ctrl-C, or what came before they met: JAX itself listens to SIGTERM
         heard.clear()
         os.kill(os.getpid(), signal.SIGTERM)
-    return multihost_utils.reached_preemption_sync_point(done)
+    return multihost_utils.reached_preemption_sync_point(count)
 
 
 # -------------------------------------------------------------------------- the folder
 
 
-def claim(folder: Path) -> str:
-    """Take the folder for as long as this process lives: why not, or nothing."""
+claimed = ()  # a lock, the newest checkpoint ever, and the starts before this one
+
+
+def claim(folder: Path, seconds: float, tries: int) -> str:
+    """Take the folder for as long as this process lives, and count this start: why not,
+    or nothing. A lock that another job holds may be waited for."""
+    global claimed
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.open(folder / "starts", os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return f"another job trains in {folder}: wait for it, or take another --folder"
-    except OSError as error:
-        return f"cannot use the folder {folder}: {error.strerror}"
-    return ""
-
-
-def count_start(folder: Path, tries: int) -> None:
-    """Count the starts since the folder last had a newer checkpoint than ever before,
-    and end a run with as many as it may have."""
-    why_not = ""
-    if jax.process_index() == 0:
-        file = folder / "starts"
-        newest = [int(path.name) for path in folder.iterdir() if path.name.isdigit()]
-        known = [int(word) for word in file.read_text().split() if word.isdigit()]
-        best, starts = known if len(known) == 2 else (0, 0)
-        if max(newest, default=0) > best:
-            best, starts = max(newest), 0
-        if starts < tries:
-            write_starts(folder, best, starts + 1)
-        else:
-            why_not = (
+        names = [path.name for path in folder.iterdir()]
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        lock = os.open(folder / "starts", flags, 0o644)
+        if not take(lock, seconds):
+            return f"another job trains in {folder}: wait, or take another --folder"
+        newest = max([int(name) for name in names if name.isdecimal()], default=0)
+        known = re.match(rb" *(\d{1,12}) +(\d{1,12})\n", os.pread(lock, 26, 0))
+        best, starts = map(int, known.groups()) if known else (0, 0)
+        if newest > best:
+            best, starts = newest, 0
+        if starts >= tries:
+            return (
                 f"the last {starts} starts have saved nothing after step {best} in "
                 f"{folder}: see why, and then start it once with --tries {starts + 1}"
             )
-    if anywhere(why_not != ""):
-        leave(STAY_DOWN, why_not)
+        write_starts(lock, best, starts + 1)
+    except OSError as error:
+        return f"cannot use the folder {folder}: {error.strerror}"
+    claimed = (lock, best, starts)
+    return ""
 
 
-def write_starts(folder: Path, best: int, starts: int) -> None:
-    """Note the newest checkpoint ever, and the starts since; in place, since the disk
+def take(lock: int, seconds: float) -> bool:
+    """Whether the lock of an open file could be had in so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+        time.sleep(1)
+
+
+def write_starts(lock: int, best: int, starts: int) -> None:
+    """Note the newest checkpoint ever, and the starts since: in place, since the disk
     may be full."""
-    with open(folder / "starts", "r+") as file:
-        file.write(f"{best:12} {starts:12}\n")
+    os.pwrite(lock, b"%12d %12d\n" % (best, starts), 0)
+
+
+def forget_starts() -> None:
+    """Count no start of a run that is done."""
+    if claimed:
+        write_starts(*claimed[:2], 0)
 
 
 # ------------------------------------------------------------------------- checkpoints
@@ -252,9 +289,16 @@ def checksums(state) -> tuple[list[jax.Array], jax.Array]:
     return sums, finite
 
 
-def sum_of(settings: dict) -> int:
-    """A checksum of the settings."""
-    return zlib.crc32(json.dumps(settings, sort_keys=True).encode())
+def sum_of(*values: object) -> int:
+    """A checksum of settings and checksums."""
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+class Manager(ocp.CheckpointManager):
+    """Orbax's, but it does not ask whether to stop, which the loop does."""
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
 
 
 class Checkpoints:
@@ -269,7 +313,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(timeout_secs=math.ceil(seconds)),
         )
-        self.manager = ocp.CheckpointManager(folder, options=options)
+        self.manager = Manager(folder, options=options)
         # Reading may fail in one process only: it waits for no other.
         me = jax.process_index()
         alone = ocp.options.MultiprocessingOptions(
@@ -301,13 +345,15 @@ class Checkpoints:
     def read(self, done: int, target) -> tuple[object, str]:
         """The state after so many steps and no words, or what is wrong with it. All
         processes call it, and find the same; other settings end the run."""
-        path, saved, state, why = self.folder / str(done), {}, None, ""
+        path, saved, sums = self.folder / str(done), {}, []
+        state, why = None, ""
         try:
             args = ocp.args.Composite(settings=ocp.args.JsonRestore())
             about = self.reader.restore(path, args=args).settings
-            if about["sum"] != sum_of(about["settings"]):
+            saved, sums = about["settings"], about["sums"]
+            if about["sum"] != sum_of(saved, sums):
+                saved = {}
                 raise ValueError("a byte of its settings has changed")
-            saved = about["settings"]
             if saved == self.settings:
                 args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
                 state = self.reader.restore(path, args=args).state
@@ -317,18 +363,21 @@ class Checkpoints:
         anywhere = multihost_utils.process_allgather(np.bool_([other, bool(why)]))
         other, damaged = np.reshape(anywhere, (-1, 2)).any(axis=0)
         if other:
-            for name, value in self.settings.items():
-                if saved.get(name) != value:
-                    leave(
-                        STAY_DOWN,
-                        f"the run in {self.folder.name} was begun with --{name} "
-                        f"{saved.get(name)}, not with {value}: ask for the same again, "
-                        "or for another --folder",
-                    )
+            now = self.settings
+            told = [
+                f"--{name} {saved.get(name)!r}, not with {now.get(name)!r}"
+                for name in {**now, **saved}
+                if saved.get(name) != now.get(name)
+            ]
+            leave(
+                STAY_DOWN,
+                f"the run in {self.folder.name} was begun with {'; '.join(told)}: ask "
+                "for the same again, or for another --folder",
+            )
         if damaged:
             return None, why or "another process cannot read it"
-        sums, finite = jax.device_get(checksums(state))
-        if [int(one) for one in sums] != about["sums"]:
+        found, _ = jax.device_get(checksums(state))
+        if [int(one) for one in found] != sums:
             return None, "a byte of it has changed: its checksum is another"
         return state, ""
 
@@ -336,7 +385,11 @@ class Checkpoints:
         """The newest state that is whole, laid out as target, and its step; or 0 and
         nothing in an empty folder. Checkpoints that are damaged get another name."""
         damaged = {}
-        for done in sorted(self.manager.all_steps(), reverse=True):
+        steps = sorted(self.manager.all_steps(), reverse=True)[:10]
+        steps = np.int32(steps + [-1] * (10 - len(steps)))
+        if jax.process_count() > 1:  # another machine may see an older list
+            steps = multihost_utils.broadcast_one_to_all(steps)
+        for done in [int(step) for step in steps if step >= 0]:
             state, why = self.read(done, target)
             if not why:
                 break
@@ -347,7 +400,7 @@ class Checkpoints:
             leave(
                 STAY_DOWN,
                 f"no checkpoint in {self.folder} is whole: {damaged}. To begin anew: "
-                f"mv {self.folder} {self.folder}.damaged",
+                f"mv '{self.folder}' '{self.folder}.damaged'",
             )
         for bad, why in damaged.items():
             name = f"{bad}.damaged-{time.time():.0f}"
@@ -376,9 +429,10 @@ class Checkpoints:
                 f"step {done} is not saved: of {self.folder} only {free:,} bytes are "
                 f"free, and a checkpoint takes {size:,} and more",
             )
-        about = {"settings": self.settings, "sum": sum_of(self.settings)}
+        sums = [int(one) for one in sums]
+        about = {"settings": self.settings, "sums": sums}
         args = ocp.args.Composite(
-            settings=ocp.args.JsonSave(about | {"sums": [int(one) for one in sums]}),
+            settings=ocp.args.JsonSave(about | {"sum": sum_of(self.settings, sums)}),
             state=ocp.args.StandardSave(state),
         )
         with self.blamed():
@@ -388,6 +442,7 @@ class Checkpoints:
             limit(self.saving, self.seconds)
             if not self.manager.save(done, args=args):
                 raise RuntimeError(f"Orbax has not saved step {done}")
+        ends[self.saving] = (ends[self.saving][0], self.manager.is_saving_in_progress)
 
     def look(self) -> None:
         """Raise the error of the save under way; when it is over, drop its limit."""

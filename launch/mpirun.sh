@@ -34,19 +34,30 @@ fi
 # Where the processes meet: on the first machine, which listens at this address only.
 address=127.0.0.1
 if [ -n "${HOSTS:-}" ]; then
-  head=$(awk '!/^#/ && NF { print $1; exit }' "$HOSTS")
-  address=${ADDRESS:-$(getent ahostsv4 "$head" | awk '{ print $1; exit }')}
+  head=$(awk '!/^#/ && NF { print $1; exit }' <"$HOSTS")
+  address=$(getent ahostsv4 "$head" | awk '{ print $1; exit }')
+  case $address in
+    "" | 127.*)
+      echo "$head is ${address:-nowhere} here: name what other machines reach" >&2
+      exit 78
+      ;;
+  esac
 fi
 
-told=no
+mpirun='' told=no
+stop() {
+  told=yes
+  [ -z "$mpirun" ] || kill -USR1 "$mpirun" # which it passes on to all processes
+}
+trap stop INT TERM
 for _ in $(seq 20); do
   meet=$address:$(shuf -n 1 -i 20000-30000)
   # Without --bind-to, each of two processes gets one core, for all of its devices.
   mpirun -n "$processes" --bind-to none ${HOSTS:+--hostfile "$HOSTS"} \
     -x JAX_COORDINATOR_ADDRESS="$meet" -x JAX_COORDINATOR_BIND_ADDRESS="$meet" \
-    python "$(dirname "$0")/train.py" --distributed "$@" &
+    python "$(dirname "$0")/train.py" --distributed --wait 150 "$@" &
   mpirun=$!
-  trap 'told=yes; kill -USR1 "$mpirun"' INT TERM # which it passes on to all of them
+  [ $told = no ] || stop
   while kill -0 "$mpirun" 2>/dev/null; do
     wait "$mpirun"
     status=$?
@@ -54,8 +65,9 @@ for _ in $(seq 20); do
   # Done, refused, told to stop or not to go on: all else is a crash. train.py itself
   # stays down, with 78, where three starts in a row have saved nothing new.
   case $told:$status in
-    yes:* | *:0 | *:2 | *:75 | *:76 | *:78 | *:12[67] | *:130 | *:143) break ;;
+    yes:* | *:0 | *:2 | *:75 | *:76 | *:78 | *:12[67]) break ;;
   esac
   echo "mpirun.sh: ended with $status, and starts again" >&2
+  sleep 5
 done
 exit "$status"

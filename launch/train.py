@@ -7,6 +7,7 @@ python train.py --distributed   as one of the processes that a launcher starts
 It needs lifecycle.py beside it, which says what its exit status means.
 """
 
+import faulthandler
 import signal
 
 heard = []  # signals, by their numbers: from now on these three end nothing
@@ -14,6 +15,7 @@ heard = []  # signals, by their numbers: from now on these three end nothing
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: heard.append(number))
+    faulthandler.dump_traceback_later(600, exit=True)  # should an import hang
 
 import argparse
 import functools
@@ -55,12 +57,13 @@ def read_options() -> argparse.Namespace:
     option("--rate", type=positive, default=3e-3, help="the highest learning rate")
     option("--seed", type=at_least(0), default=0, help="of weights and order")
     option("--data", choices=("numpy", "grain"), default="numpy", help="who reads")
-    option("--folder", type=Path, default="checkpoints", help="where to save")
+    option("--folder", type=Path, default=Path("checkpoints"), help="where to save")
     option("--save-every", type=count, default=240, help="steps from save to save")
     option("--log-every", type=count, default=80, help="steps from line to line")
     option("--step-limit", type=positive, default=600, help="seconds without a step")
     option("--save-limit", type=positive, default=45, help="seconds for a save")
     option("--tries", type=count, default=3, help="starts that may save nothing new")
+    option("--wait", type=count, default=1, help="seconds for another job to end")
     option("--emulate", type=count, help="devices for the CPU of a process to play")
     option("--distributed", action="store_true", help="be one of several processes")
     option("--coordinator", help="address of process 0, as HOST:PORT")
@@ -68,6 +71,7 @@ def read_options() -> argparse.Namespace:
     option("--process", type=at_least(0), help="the number of this one, from 0")
     option("--heartbeat", type=count, default=100, help="seconds to wait for a sign")
     options = parser.parse_args()
+    options.folder = options.folder.resolve()  # Orbax asks for an absolute path
     if options.data == "grain" and not importlib.util.find_spec("grain"):
         parser.error("--data grain needs Grain: pip install grain")
     if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
@@ -259,9 +263,8 @@ def main(options: argparse.Namespace) -> None:
         jax.config.update("jax_num_cpu_devices", options.emulate)
     lifecycle.meet(options)
     settings = {name: getattr(options, name) for name in SETTINGS}
-    folder = options.folder.resolve()  # Orbax asks for an absolute path
     together = {**settings, "save_every": options.save_every}
-    lifecycle.agree(together, folder)
+    lifecycle.agree(together, options)
     train, test = load_rows()
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
@@ -292,16 +295,15 @@ def main(options: argparse.Namespace) -> None:
     here = places_here(split, options.batch)
     read = {"numpy": numpy_batches, "grain": grain_batches}[options.data]
     like = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, cut)
-    with Checkpoints(folder, settings, options.save_limit) as checkpoints:
+    with Checkpoints(options.folder, settings, options.save_limit) as checkpoints:
         begun, state = checkpoints.restore(like)
-        if state is None:
+        if not begun:
             state = jax.jit(fresh, out_shardings=cut)()
         else:
             tell(begun, "restored")
             tell(begun, evaluate(score, state, test, options.batch, split, here))
         if jax.process_count() == 1:
             lifecycle.stop_before_training(heard)
-        lifecycle.count_start(folder, options.tries)
         batches = read(train, options.seed, options.batch, here, begun)
         done, stopping = begun, False
         late = []  # steps with their losses, to be looked at later
@@ -312,7 +314,8 @@ def main(options: argparse.Namespace) -> None:
                 loss.block_until_ready()
             done += 1
             # Looked at once a step: no stop without a save.
-            stopping = lifecycle.told_to_stop(heard, done) and done < options.steps
+            told = lifecycle.told_to_stop(heard, done - begun)
+            stopping = told and done < options.steps
             if done % options.log_every == 0:
                 tell_losses(late, options.log_every)  # the interval is queued behind
             late.append((done, loss))
@@ -324,11 +327,11 @@ def main(options: argparse.Namespace) -> None:
                     score_now = evaluate(score, state, test, options.batch, split, here)
                     tell(done, score_now)
 
+        limit("the next step", math.inf)  # there is none, and a save has its own limit
     if stopping:
         leave(SAVED, f"stopped: the same command goes on after step {done}")
-    if jax.process_index() == 0:
-        lifecycle.write_starts(folder, done, 0)
+    lifecycle.forget_starts()
 
 
 if __name__ == "__main__":
-    lifecycle.run(main, options)
+    lifecycle.run(main, options, heard)

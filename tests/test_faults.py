@@ -213,8 +213,35 @@ def test_without_a_whole_one_nothing_is_touched(saved, capsys, quiet):
     with pytest.raises(SystemExit, match="78"):
         restored(saved)
     said = capsys.readouterr().err
-    assert "no checkpoint in" in said and f"mv {saved} {saved}.damaged" in said
+    assert "no checkpoint in" in said and f"mv '{saved}' '{saved}.damaged'" in said
     assert [(path, path.read_bytes()) for path in files_of(saved)] == before
+
+
+def test_a_setting_more_or_less_is_another_run(saved, capsys, quiet):
+    with checkpoints_in(saved, SETTINGS | {"width": 128}) as checkpoints:
+        with pytest.raises(SystemExit, match="78"):
+            checkpoints.restore(STATE)
+    assert "begun with --width None, not with 128: ask" in capsys.readouterr().err
+    assert names(saved) == ["20", "40"]
+
+
+HOSTILE = [b"", b"\xff\xfe", b"-1 -1", 20 * b"7 ", b"9" * 5000, "²".encode()]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_count_that_is_none_is_counted_anew(tmp_path, monkeypatch, content):
+    (tmp_path / "²").mkdir()
+    (tmp_path / "starts").write_bytes(content)
+    why_not = []
+    for _ in range(3):
+        why_not.append(lifecycle.claim(tmp_path, 0, tries=2))
+        os.close(lifecycle.claimed[0])
+    assert [bool(words) for words in why_not] == [False, False, True]
+    (tmp_path / "other").write_text("precious")
+    (tmp_path / "starts").unlink()
+    (tmp_path / "starts").symlink_to(tmp_path / "other")
+    assert "cannot use the folder" in lifecycle.claim(tmp_path, 0, tries=2)
+    assert (tmp_path / "other").read_text() == "precious"
 
 
 @pytest.mark.slow

@@ -188,7 +188,7 @@ def test_other_settings_are_refused_and_nothing_is_lost(tmp_path, monkeypatch, c
         monkeypatch.setattr(sys, "argv", [*as_begun, f"--{name}", str(new)])
         with pytest.raises(SystemExit, match="78"):
             train.main(train.read_options())
-        words = rf"begun with --{name} \S+, not with {new}: ask for the same again"
+        words = rf"begun with --{name} \S+, not with '?{new}'?: ask for the same again"
         assert re.search(words, capsys.readouterr().err)
     assert contents() == saved
 
