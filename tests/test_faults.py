@@ -402,6 +402,21 @@ def test_ctrl_c_saves_in_two_processes_too(begin, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_signal_before_the_first_step_of_two_that_go_on(begin, tmp_path):
+    first = begin(8, code=SLOWLY)
+    read_until(first, "step    20  test loss")
+    first.terminate()
+    end(first)
+    runs = begin_two(begin, code=SLOWLY)
+    said = read_until(runs[0], "step")
+    assert said.endswith("restored\n")
+    runs[1].terminate()
+    assert statuses(runs, 60) == [75, 75]
+    saved = int(names(tmp_path / "checkpoints")[-1])
+    check(finish(begin(8)), start=saved)
+
+
+@pytest.mark.slow
 @linux_root
 def test_as_the_first_process_of_a_container(tmp_path):
     """Where the kernel drops a signal without a handler."""
@@ -527,6 +542,20 @@ def test_it_listens_at_the_coordinators_address_only(begin):
 # --------------------------------------------------------------------------------- soak
 
 
+def as_a_launcher(runs: list) -> list[int]:
+    """Wait for one to end, and 20 seconds later end the others: how all ended."""
+    deadline = time.monotonic() + 60
+    while all(run.poll() is None for run in runs):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    deadline = time.monotonic() + 20
+    while any(run.poll() is None for run in runs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for run in runs:
+        run.kill()
+    return statuses(runs, 10)
+
+
 @pytest.mark.slow
 def test_forty_faults_in_a_row(begin, tmp_path):
     """Killed, stopped, torn, on other devices: at the end it is the same loss."""
@@ -541,6 +570,7 @@ def test_forty_faults_in_a_row(begin, tmp_path):
         fault = rng.choice(["kill", "term", "tear", "flip", "second", "twice"])
         victim = rng.choice(runs)
         if fault == "second":
+            read_until(runs[0], "step")
             second = begin(8, *steps)
             assert statuses([second], 60) == [78]
         if fault in ("term", "twice"):
@@ -550,7 +580,7 @@ def test_forty_faults_in_a_row(begin, tmp_path):
                 victim.terminate()
         else:
             victim.kill()
-        ended = statuses(runs, 60)
+        ended = as_a_launcher(runs)
         assert 0 not in ended
         kept = sorted(
             int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()
