@@ -204,8 +204,8 @@ def told_to_stop(heard: list[int], count: int) -> bool:
     """Whether to stop after this step, the count-th of this start: on this, all
     processes agree. (JAX counts from 1 too: it would miss a signal that comes before
     the first step of a run that goes on from step 40, if this began with 41.)"""
-    if jax.process_count() == 1:
-        return bool(heard)
+    if jax.process_count() == 1:  # JAX hears SIGTERM where it was initialized
+        return bool(heard) or multihost_utils.reached_preemption_sync_point(count)
     if heard:  # Ctrl-C, or what came before they met: JAX itself listens to SIGTERM
         heard.clear()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -281,6 +281,10 @@ def checksums(state) -> tuple[list[jax.Array], jax.Array]:
     another number of devices the same."""
     sums, finite = [], jnp.bool_(True)
     for leaf in jax.tree.leaves(state):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        if leaf.dtype == bool:
+            leaf = leaf.astype(jnp.uint8)
         bits = jax.lax.bitcast_convert_type(leaf, jnp.uint8).astype(jnp.uint32)
         odd = 2 * jnp.arange(bits.size, dtype=jnp.uint32).reshape(bits.shape) + 1
         sums.append((bits * odd).sum(dtype=jnp.uint32))
@@ -306,7 +310,8 @@ class Checkpoints:
     of the run and with checksums. Used with `with`."""
 
     def __init__(self, folder: Path, settings: dict, seconds: float) -> None:
-        self.folder, self.settings, self.seconds = folder, settings, seconds
+        self.folder, self.seconds = folder, seconds
+        self.settings = json.loads(json.dumps(settings, default=str))  # as it is read
         self.saving = ""  # what is being saved
         options = ocp.CheckpointManagerOptions(
             max_to_keep=3,
@@ -384,6 +389,7 @@ class Checkpoints:
     def restore(self, target) -> tuple[int, object]:
         """The newest state that is whole, laid out as target, and its step; or 0 and
         nothing in an empty folder. Checkpoints that are damaged get another name."""
+        jax.eval_shape(checksums, target)  # what it cannot take, it says now
         damaged = {}
         steps = sorted(self.manager.all_steps(), reverse=True)[:10]
         steps = np.int32(steps + [-1] * (10 - len(steps)))

@@ -12,7 +12,8 @@
 # this folder at the same path, shared, and were not tried. Open MPI 5 needs JAX 0.11.2
 # and mpi4py.
 #
-# To stop it, send SIGTERM to this script: all processes save, and it ends with 75.
+# To stop it, send SIGTERM to this script, or Ctrl-C: all processes save, and it ends with
+# 75. If the script itself was killed, send SIGUSR1 to the mpirun that it left.
 #
 # More processes than cores need OMPI_MCA_rmaps_base_oversubscribe=1 in the environment,
 # and root needs OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1.
@@ -49,11 +50,11 @@ stop() {
   told=yes
   [ -z "$mpirun" ] || kill -USR1 "$mpirun" # which it passes on to all processes
 }
-trap stop INT TERM
+trap stop HUP INT TERM
 for _ in $(seq 20); do
   meet=$address:$(shuf -n 1 -i 20000-30000)
   # Without --bind-to, each of two processes gets one core, for all of its devices.
-  mpirun -n "$processes" --bind-to none ${HOSTS:+--hostfile "$HOSTS"} \
+  setsid mpirun -n "$processes" --bind-to none ${HOSTS:+--hostfile "$HOSTS"} \
     -x JAX_COORDINATOR_ADDRESS="$meet" -x JAX_COORDINATOR_BIND_ADDRESS="$meet" \
     python "$(dirname "$0")/train.py" --distributed --wait 150 "$@" &
   mpirun=$!

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SETTINGS = ("steps", "batch", "rate", "seed", "data")  # what decides the numbers
+TOGETHER = (*SETTINGS, "save_every", "log_every")  # equal in all processes of a start
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -50,7 +51,7 @@ def positive(text: str) -> float:
 def read_options() -> argparse.Namespace:
     """The options of the command line, or their defaults."""
     usage = "python train.py [options], which --help explains"
-    parser = argparse.ArgumentParser(usage=usage, description="Train on all devices.")
+    parser = argparse.ArgumentParser(usage=usage, allow_abbrev=False)
     option, count = parser.add_argument, at_least(1)
     option("--steps", type=count, default=960, help="training steps in all")
     option("--batch", type=count, default=64, help="rows a step, on all devices")
@@ -263,7 +264,7 @@ def main(options: argparse.Namespace) -> None:
         jax.config.update("jax_num_cpu_devices", options.emulate)
     lifecycle.meet(options)
     settings = {name: getattr(options, name) for name in SETTINGS}
-    together = {**settings, "save_every": options.save_every}
+    together = {name: getattr(options, name) for name in TOGETHER}
     lifecycle.agree(together, options)
     train, test = load_rows()
 

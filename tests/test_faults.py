@@ -98,6 +98,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path, capsys, quiet, wrong)
 # ------------------------------------------------------------------------- checkpoints
 
 STATE = {"w": np.arange(12.0, dtype=np.float32).reshape(4, 3), "n": np.int32(5)}
+KINDS = "float32 bfloat16 float8_e4m3fn int8 uint16 int32 bool".split()
 SETTINGS = {"rate": 0.003}
 
 
@@ -204,6 +205,16 @@ def test_what_is_torn_is_named_and_the_one_before_is_taken(saved, capsys, damage
     with checkpoints_in(saved) as checkpoints:
         checkpoints.save(40, state_of(40))  # the place is free
     assert restored(saved)[0] == 40
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "key"])
+def test_a_byte_of_any_kind_has_its_share_in_the_sum(kind):
+    zeros = jax.numpy.zeros((4, 6), kind if kind != "key" else "uint32")
+    ones = zeros.at[3, 2].set(1)
+    if kind == "key":
+        zeros, ones = map(jax.random.wrap_key_data, (zeros[:, :2], ones[:, 1:3]))
+    sums = [lifecycle.checksums({"x": x})[0][0] for x in (zeros, ones)]
+    assert sums[0] != sums[1]
 
 
 def test_without_a_whole_one_nothing_is_touched(saved, capsys, quiet):
@@ -387,6 +398,18 @@ def test_a_second_signal_loses_nothing(begin, tmp_path, processes):
     assert statuses(runs, 60) == [75] * processes
     [saved] = names(tmp_path / "checkpoints")
     assert f"{STOPPED}{saved}\n" in runs[0].said
+    check(finish(begin(8)), start=int(saved))
+
+
+@pytest.mark.slow
+def test_one_process_of_a_launcher_stops_too(begin, tmp_path):
+    """JAX takes its signals, as it does in several."""
+    meet = "--coordinator 127.0.0.1:29377 --processes 1 --process 0"
+    run = begin(8, *meet.split(), code=SLOWLY)
+    read_until(run, "step     8")
+    run.terminate()
+    assert statuses([run], 60) == [75]
+    [saved] = names(tmp_path / "checkpoints")
     check(finish(begin(8)), start=int(saved))
 
 

@@ -188,7 +188,7 @@ def test_planted_fault_is_found(tmp_path, rule, fault):
 def mpirun(folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Run mpirun.sh where these programs, and few others, can be found."""
     (folder / "sleep").symlink_to("/usr/bin/true")
-    for name in ("dirname", "seq", "shuf"):
+    for name in ("dirname", "seq", "setsid", "shuf"):
         (folder / name).symlink_to(f"/usr/bin/{name}")
     command, env = ["/bin/sh", "mpirun.sh", *words], {"PATH": str(folder)}
     return subprocess.run(command, cwd=LAUNCH, env=env, capture_output=True, text=True)
