@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import kills
 import nbformat
 import pytest
 import record
@@ -110,3 +111,8 @@ def test_the_status_page_marks_what_is_older(kept, monkeypatch, name):
     before = shown("status").count("(older)")
     assert plant(kept, name) == chapter
     assert shown("status").count("(older)") > before
+
+
+def test_the_cell_of_kills_is_what_was_recorded():
+    kept = (ROOT / "book/cells/recorded_kills.py").read_text()
+    assert record.meaning(kept) == record.meaning(kills.cell(record.read("kills")))
