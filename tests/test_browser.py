@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import MODES
+from pair import ROOT
 from playwright.sync_api import Page
 from published import SITE, Firefox
 from pypdf import PdfReader
@@ -28,7 +29,7 @@ PAGES = sorted(
     for path in (SITE / folder).glob("*.html")
     if path != SITE / "index.html"  # it leads to book/index.html
 )
-CHAPTERS = [name for name in PAGES if name.startswith("notebooks/")]
+CHAPTERS = sorted(f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.md"))
 STAND_INS = """[...document.fonts].filter(face => face.family.includes('for '))
   .every(face => face.status == 'loaded')"""
 ROOM = """boxes => boxes

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -194,7 +194,13 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize("damage", BROKEN, ids=str)
+def in_words(damage: Callable) -> str:
+    if isinstance(damage, partial):
+        return f"{damage.func.__name__} {damage.args[0]}"
+    return damage.__name__
+
+
+@pytest.mark.parametrize("damage", BROKEN, ids=in_words)
 def test_what_is_torn_is_named_and_the_one_before_is_taken(saved, capsys, damage):
     damage(saved / "40")
     done, state = restored(saved)
@@ -411,6 +417,16 @@ def test_one_process_of_a_launcher_stops_too(begin, tmp_path):
     assert statuses([run], 60) == [75]
     [saved] = names(tmp_path / "checkpoints")
     check(finish(begin(8)), start=int(saved))
+
+
+@pytest.mark.slow
+def test_a_stop_while_processes_meet_is_heeded(begin):
+    meet = "--coordinator 127.0.0.1:29378 --processes 2 --process 0"
+    run = begin(8, *meet.split())
+    read_until(run, "process 0 of 2 waits")
+    time.sleep(1)
+    run.terminate()
+    assert statuses([run], 10) == [76]
 
 
 @pytest.mark.slow
