@@ -363,7 +363,7 @@ class Checkpoints:
                 args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
                 state = self.reader.restore(path, args=args).state
         except Exception as error:
-            why = textwrap.shorten(f"{type(error).__name__}: {error}", 150)
+            why = textwrap.shorten(f"{type(error).__name__}: {error}", 80)
         other = saved not in ({}, self.settings)
         anywhere = multihost_utils.process_allgather(np.bool_([other, bool(why)]))
         other, damaged = np.reshape(anywhere, (-1, 2)).any(axis=0)
@@ -412,7 +412,7 @@ class Checkpoints:
             name = f"{bad}.damaged-{time.time():.0f}"
             if jax.process_index() == 0:
                 (self.folder / str(bad)).rename(self.folder / name)
-            say(f"CHECKPOINT {bad} IS DAMAGED, and now named {name}: {why}")
+            say(f"CHECKPOINT {bad} IS DAMAGED, and now named {name}:\n    {why}")
         if damaged:
             say(f"GOING BACK to step {done}")
             multihost_utils.sync_global_devices("damaged checkpoints have other names")
