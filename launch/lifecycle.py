@@ -18,6 +18,7 @@ import json
 import math
 import os
 import re
+import select
 import shutil
 import signal
 import sys
@@ -81,7 +82,7 @@ def limit(what: str, seconds: float, is_under_way: Callable = lambda: True) -> N
     ends[what] = (time.monotonic() + seconds, is_under_way)
 
 
-def watch(heard: list[int]) -> None:
+def watch(heard: list[int], signals: int) -> None:
     """Look after the limits, for ever; and after signals, while processes meet."""
     while True:
         before = time.monotonic()
@@ -96,7 +97,8 @@ def watch(heard: list[int]) -> None:
                     faulthandler.dump_traceback(all_threads=True)
                 finally:  # also where nothing can be printed
                     os._exit(1)
-        if heard and MEETING in ends:
+        told = heard or select.select([signals], [], [], 0)[0]
+        if told and MEETING in ends:
             print("stopped: nothing new is saved", flush=True)
             os._exit(UNSAVED)
 
@@ -104,7 +106,11 @@ def watch(heard: list[int]) -> None:
 def run(main: Callable, options: argparse.Namespace, heard: list[int]) -> None:
     """Run the program to its end; of several processes, one that fails ends at once."""
     faulthandler.cancel_dump_traceback_later()  # of the imports
-    threading.Thread(target=watch, args=(heard,), daemon=True).start()
+    # Python calls a handler between two of its lines, and those who wait have none.
+    signals, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written)
+    threading.Thread(target=watch, args=(heard, signals), daemon=True).start()
     try:
         main(options)
         hear_no_more()

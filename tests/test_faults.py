@@ -216,7 +216,7 @@ def test_what_is_torn_is_named_and_the_one_before_is_taken(saved, capsys, damage
 @pytest.mark.parametrize("kind", [*KINDS, "key"])
 def test_a_byte_of_any_kind_has_its_share_in_the_sum(kind):
     zeros = jax.numpy.zeros((4, 6), kind if kind != "key" else "uint32")
-    ones = zeros.at[3, 2].set(1)
+    ones = zeros.at[3, 2].set(zeros.dtype.type(1))
     if kind == "key":
         zeros, ones = map(jax.random.wrap_key_data, (zeros[:, :2], ones[:, 1:3]))
     sums = [lifecycle.checksums({"x": x})[0][0] for x in (zeros, ones)]
