@@ -99,8 +99,10 @@ def watch(heard: list[int], signals: int) -> None:
                     os._exit(1)
         told = heard or select.select([signals], [], [], 0)[0]
         if told and MEETING in ends:
-            print("stopped: nothing new is saved", flush=True)
-            os._exit(UNSAVED)
+            try:
+                print("stopped: nothing new is saved", flush=True)
+            finally:
+                os._exit(UNSAVED)
 
 
 def run(main: Callable, options: argparse.Namespace, heard: list[int]) -> None:

@@ -441,14 +441,15 @@ def test_ctrl_c_saves_in_two_processes_too(begin, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_signal_before_the_first_step_of_two_that_go_on(begin, tmp_path):
+@pytest.mark.parametrize("moment", ["step    20  restored", "step    40  test loss"])
+def test_a_signal_of_two_that_go_on(begin, tmp_path, moment):
+    """Before their first step, and after their first save, in which Orbax would ask."""
     first = begin(8, code=SLOWLY)
     read_until(first, "step    20  test loss")
     first.terminate()
     end(first)
     runs = begin_two(begin, code=SLOWLY)
-    said = read_until(runs[0], "step")
-    assert said.endswith("restored\n")
+    read_until(runs[0], moment)
     runs[1].terminate()
     assert statuses(runs, 60) == [75, 75]
     saved = int(names(tmp_path / "checkpoints")[-1])

@@ -11,6 +11,7 @@ import pytest
 from bs4 import BeautifulSoup
 from pair import ROOT
 from published import PREFIX, SITE
+from selfcontained import slim
 
 pytestmark = pytest.mark.built
 CALLOUT = "(Predict|Pitfall|Takeaway)"
@@ -59,6 +60,12 @@ def test_no_page_asks_another_host():
         ):
             foreign.append(f"{style.name}: {address}")
     assert not foreign, "\n".join(foreign)
+
+
+def test_drawings_are_slimmed_but_for_their_texts():
+    drawing = '<text x="1.23456">Adam at 0.003</text>\n<path d="M 0.98765 4"/>'
+    thin = '<text x="1.23">Adam at 0.003</text>\n<path d="M 0.98 4"/>'
+    assert slim(drawing) == thin
 
 
 def test_internal_links_lead_somewhere():
@@ -125,6 +132,18 @@ def test_callouts_look_like_callouts():
         if not tag.find_parent(class_=tag.text.rstrip(".").lower())
     ]
     assert not plain, "\n".join(plain)
+
+
+def test_folds_say_what_they_hold():
+    held = {"check": "check", "solution": "answer", "shared-setup": "setup"}
+    for name, chapter in chapters():
+        for tag, what in held.items():
+            for cell in chapter.select(f".cell.tag_{tag}:has(> details)"):
+                assert cell.summary.p.get_text() == f"Show the {what}", name
+        for cell in chapter.select(".cell.tag_hide-input:has(> details)"):
+            own = {*cell["class"]}.isdisjoint({"tag_check", "tag_shared-setup"})
+            if own and cell.select(".cell_output img"):
+                assert cell.summary.p.get_text() == "Show the drawing's code", name
 
 
 def test_downloads_carry_outputs():
