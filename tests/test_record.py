@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import jax
 import kills
 import nbformat
 import pytest
@@ -11,6 +12,8 @@ import selfcontained
 import versions
 from IPython.core.interactiveshell import InteractiveShell
 from pair import ROOT, twin
+
+jax.config.update("jax_num_cpu_devices", 8)  # as the status page asks, in any order
 
 PROGRAM = '''def double(x):
     """Twice x."""
