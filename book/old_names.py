@@ -53,15 +53,23 @@ class Row(NamedTuple):
     gives: object  # that value
 
 
-def attempt(line: str) -> str:
-    """Run a line and say whether it fails, warns or runs."""
+def complaint(line: str) -> Exception | Warning | None:
+    """Run a line; the error that it raises, or its first warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             exec(line, dict(names()))
-        except Exception:
-            return "fails"
-    return "warns" if caught else "runs"
+        except Exception as error:
+            return error
+    return caught[0].message if caught else None
+
+
+def attempt(line: str) -> str:
+    """Run a line and say whether it fails, warns or runs."""
+    said = complaint(line)
+    if said is None:
+        return "runs"
+    return "warns" if isinstance(said, Warning) else "fails"
 
 
 def value(line: str) -> object:

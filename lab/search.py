@@ -16,7 +16,7 @@ from record import ROOT
 
 FILES = {"asked": "tests/threads.json", "held out": "tests/pastes.json"}
 RANKED = """queries => queries.map(query => Search.rank(window.found, query)
-  .map(([{ page, anchor }]) => page + '#' + anchor))"""
+  .map(([{ page, anchor, heading, passage }]) => %s))"""
 Ask = Callable[[list[str]], list[list[str]]]
 
 
@@ -27,13 +27,16 @@ def pastes(part: str) -> dict[str, dict]:
 
 
 @contextmanager
-def search(browser: Browser, site: str) -> Iterator[Ask]:
-    """A function that gives the addresses found for each of some queries."""
+def search(
+    browser: Browser, site: str, what: str = "page + '#' + anchor"
+) -> Iterator[Ask]:
+    """A function that gives the addresses found for each of some queries, or what else
+    of the first section of each page."""
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(site + "search.html")
         page.evaluate("Search.load('sections.bin').then(found => window.found = found)")
-        yield lambda queries: page.evaluate(RANKED, queries)
+        yield lambda queries: page.evaluate(RANKED % what, queries)
 
 
 def last_lines(text: str) -> str:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+import zlib
 from statistics import mean
 
 import pytest
@@ -49,6 +52,45 @@ NOISE = {  # each is dropped whole
     "sources": "{} The preceding stack trace is the source of the JAX operation that, "
     "once transformed by JAX, triggered the following exception.",
 }
+COMPLAIN = """
+import json, sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+from old_names import EVERY, complaint
+said = [(row.old, complaint(row.old)) for row in EVERY]
+words = [(old, f"{type(x).__name__}: {x}" if x else "") for old, x in said]
+json.dump(words, sys.stdout)
+"""
+THE_NAME = r"(?:attribute|argument|import name|option:) ?['`]?(\w+)"
+ABSENT = ["pizza recipe", "pandas merge dataframes", "train a GAN", "how to cook rice"]
+MISSPELT = {
+    "shardmap": "notebooks/12_shard_map.html",
+    "shrad_map": "notebooks/12_shard_map.html",
+    "pipelin bubble": "notebooks/18_pipelines.html",
+    "checkpiont restore": "notebooks/15_checkpoints.html",
+}
+
+
+def bare_name(line: str, message: str) -> str:
+    """What a reader looks for who has this line, or this message of it."""
+    if said := re.search(THE_NAME, message):
+        return said[1]
+    last = line.split("; ")[-1]
+    if " import " in last:
+        return re.match(r"\w+", last.split(" import ")[1])[0]
+    return re.findall(r"[A-Za-z]\w*", last.partition("(")[0])[-1]
+
+
+def words_of(heading: str) -> list[str]:
+    return re.findall(r"[a-zA-Z]+", heading)
+
+
+def thirds(hits: dict[str, bool]) -> tuple[float, float]:
+    """The share of hits among two thirds of the names, and among the third that was
+    kept aside when the search was tuned."""
+    aside = {name: zlib.crc32(name.encode()) % 3 == 0 for name in hits}
+    parts = [[hits[name] for name in hits if aside[name] == kept] for kept in (0, 1)]
+    return tuple(map(mean, parts))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +135,54 @@ def test_pastes_find_their_pages_as_they_did(found):
             if any(1 <= a <= 2 and not 1 <= b <= 3 for a, b in zip(then, now)):
                 lost.append(f"{name}: was {then}, is {now}")
     assert not lost, "\n".join(lost)
+
+
+def test_an_old_name_finds_what_is_said_of_it(browser, site):
+    """As JAX's message and as the bare name, for each row of the page of old names."""
+    printed = subprocess.check_output(
+        [sys.executable, "-c", COMPLAIN], cwd=ROOT / "book", text=True
+    )
+    rows = [(old, said, bare_name(old, said)) for old, said in json.loads(printed)]
+    with search(browser, site, "[heading, passage].join()") as answers:
+        for form, least in (1, 0.9), (2, 0.9):
+            asked = [row for row in rows if row[form]]
+            hits = {}
+            for row, texts in zip(asked, answers([row[form] for row in asked])):
+                names = {row[2], *re.findall(r"(\w+)[`'()]", row[1])}
+                first = set(re.findall(r"\w+", texts[0] if texts else ""))
+                hits[row[0]] = bool(names & first)
+            tuned, aside = thirds(hits)
+            missed = [name for name, hit in hits.items() if not hit]
+            assert min(tuned, aside) >= least, f"{tuned:.2f}, {aside:.2f}: {missed}"
+
+
+def test_each_heading_of_errors_is_found_by_its_message(browser, site):
+    """With other numbers, and a path and the error's type around it."""
+    page = (ROOT / "book/errors.md").read_text()
+    heads = re.findall(r"^### (.*)$", page, re.MULTILINE)
+    queries = []
+    for head in heads:
+        words = head.replace("`", "").replace("…", "f32[7,3]")
+        words = re.sub(r"\b\d+\b", lambda n: str(2 * int(n[0]) + 1), words)
+        queries.append(f'  File "/k/fit.py", line 88, in fit\nValueError: {words}')
+    with search(browser, site, "heading") as answers:
+        firsts = [found[0] for found in answers(queries)]
+    same = [[*map(words_of, pair)] for pair in zip(heads, firsts)]
+    tuned, aside = thirds({head: a == b for head, (a, b) in zip(heads, same)})
+    assert min(tuned, aside) >= 0.95, (tuned, aside)
+
+
+def test_an_error_of_spelling_is_forgiven(ask):
+    firsts = [found[0].partition("#")[0] for found in ask([*MISSPELT])]
+    assert dict(zip(MISSPELT, firsts)) == MISSPELT
+
+
+@pytest.mark.parametrize("words", ABSENT)
+def test_a_weak_match_says_that_the_book_may_have_nothing(words, quiet_page):
+    page = quiet_page("search.html")
+    page.get_by_role("main").get_by_role("textbox").fill(words)
+    status = page.get_by_role("status")
+    expect(status).to_contain_text(re.compile("probably not|Found nothing"))
 
 
 def test_a_few_words_find_their_page(ask):
