@@ -32,17 +32,23 @@
   /* Of rules [size, by, why], the first one whose size the product of `by` does not divide. */
   const broken = (at, rules) => rules.find(([size, by]) => at[size] % productOf(at, by) !== 0);
 
-  /* Refuses a case that breaks a rule. `word` writes the name of a divisor, and `number` a
-     number; unless they are given, both stay as they are. */
-  function checkRules(at, rules, labels, word = String, number = String) {
+  const divisor = (a, b) => (b ? divisor(b, a % b) : a);
+
+  /* Refuses a case that breaks a rule, and proposes a size that breaks none and is at most
+     `largest`, if there is one. `word` writes the name of a divisor, and `number` a number;
+     unless they are given, both stay as they are. */
+  function checkRules(at, rules, labels, largest, word = String, number = String) {
     const rule = broken(at, rules);
     if (!rule) return;
     const [size, by, why] = rule;
     const cuts = productOf(at, by);
-    const cure = Math.ceil(at[size] / cuts) * cuts;
+    const all = rules.filter(([other]) => other === size).map(([, names]) => productOf(at, names))
+      .reduce((a, b) => a / divisor(a, b) * b);
+    const cure = Math.ceil(at[size] / all) * all;
     const words = by.map(word);
     check(false, size, `${labels[size]} is ${number(at[size])}, and ${words.join(" × ")} =`,
-      `${number(cuts)} does not divide it. ${why} Try ${number(cure)}, or change`,
+      `${number(cuts)} does not divide it. ${why}`,
+      cure <= largest ? `Try ${number(cure)}, or change` : "Change",
       `${words.join(" or ")}.`);
   }
 
@@ -63,7 +69,8 @@
     `<span style="background: ${COLORS[color]}">${i + 1}</span> ${name}`;
 
   /* Connects the form in `root` with the address, which repeats the fields called `names`;
-     of the selects in `choices` an unknown value takes the first option. show(texts) fills
+     of the selects in `choices` an unknown value is named, and the first option shown in its
+     place. show(texts) fills
      the page. What it throws by `check` becomes the answer, and the result is made inert.
      `part` finds an element by its class, `take` sets fields by their names, as do buttons
      with data-sizes, and `start` reads the address and reveals the page. */
@@ -72,7 +79,9 @@
     const field = form.elements;
     const part = (name) => root.querySelector(`.${name}`);
     const typed = () => Object.fromEntries(names.map((name) => [name, field[name].value]));
+    const unknown = Object.assign(document.createElement("p"), { role: "status" });
     let typing = false;
+    form.after(unknown);
 
     function render() {
       for (const input of form) input.removeAttribute("aria-invalid");
@@ -91,12 +100,16 @@
       form.reset();
       const given = new URLSearchParams(location.search);
       for (const name of names) if (given.has(name)) field[name].value = given.get(name);
-      for (const name of choices) if (!field[name].value) field[name].selectedIndex = 0;
+      const strange = choices.filter((name) => !field[name].value);
+      for (const name of strange) field[name].selectedIndex = 0;
+      unknown.textContent = strange.map((name) => `The address asks for ${name} "${given.get(name)}",`
+        + ` which this page does not have. It shows ${field[name].value} instead.`).join(" ");
       render();
     }
 
     function record(change) {
       history[change](null, "", `?${new URLSearchParams(typed())}`);
+      unknown.textContent = "";
       render();
     }
 

@@ -42,7 +42,7 @@
     const longest = AXES.reduce((a, b) => (at[b] > at[a] ? b : a));
     check(devicesOf(at) <= MOST_DEVICES, longest, `The mesh has ${english(devicesOf(at))} devices.`,
       `This page stops at ${english(MOST_DEVICES)}: take a smaller number for ${longest}.`);
-    Form.checkRules(at, rules(at), LABELS);
+    Form.checkRules(at, rules(at), LABELS, LARGEST);
     check(Number.isSafeInteger(whole(at) * 4), "width",
       "The model has more bytes than this page can count. Take a smaller width.");
     check(Number.isSafeInteger(Math.ceil(sent(at))), "sequences",
