@@ -175,6 +175,9 @@ def test_presets_mend_what_they_cannot_use(explorer):
 REFUSED = [
     ({"shape": "8, many"}, "shape", 'Cannot read "many" as a size'),
     ({"shape": "8,, 8"}, "shape", 'Cannot read "" as a size'),
+    ({"shape": "4,096"}, "shape", "Write 4096 or 4_096."),
+    ({"spec": 'P(P.UNCONSTRAINED, "y")'}, "spec", "to the compiler, in with_sharding"),
+    ({"spec": 'P("x", unreduced={"y"})'}, "spec", "Leave out unreduced="),
     ({"shape": f"8, {8**20}"}, "shape", "more elements"),
     ({"mesh": "x=2, y"}, "mesh", 'Cannot read "y"'),
     ({"mesh": "x=2, x=4"}, "mesh", 'Two axes of the mesh are named "x"'),

@@ -130,3 +130,7 @@ def test_an_address_cannot_add_markup(quiet_page, name):
     assert {choice: state(page)[choice] for choice in choices} == {
         choice: first[choice] for choice in choices
     }
+    unknown = page.locator("#explorer > [role=status]")
+    expect(unknown).to_contain_text(f"It shows {first[choices[0]]} instead")
+    type_in(page, **{field: first[field]})
+    expect(unknown).to_have_text("")

@@ -24,9 +24,11 @@
       text.replace(/^[\s({[]+|[\s)}\],]+$/g, "").split(",").map((part) => part.trim());
     const sizes = parts(shapeText);
     const shape = (sizes.join() ? sizes : []).map((part) => {
-      check(/^\d+$/.test(part), "shape", `Cannot read "${part}" as a size.`,
+      check(!/^0\d\d$/.test(part), "shape", `Is the comma before "${part}" part of a number?`,
+        "A comma divides sizes here. Write 4096 or 4_096.");
+      check(/^\d+(_\d{3})*$/.test(part), "shape", `Cannot read "${part}" as a size.`,
         "Write whole numbers with commas between them, such as 8, 8.");
-      return Number(part);
+      return Number(part.replaceAll("_", ""));
     });
     const mesh = parts(meshText).map((part) => {
       const axis = part.match(/^["']?([\p{L}\p{N}_]+)["']?\s*[=:]\s*(\d+)$/u);
@@ -42,6 +44,10 @@
   function parseSpec(pasted) {
     const sharding = /^[\w.]*NamedSharding\(.*?\b((?:P|PartitionSpec)\((?:[^()]|\([^()]*\))*\))/s;
     const text = pasted.trim().match(sharding)?.[1] ?? pasted;
+    check(!/\bUNCONSTRAINED\b/.test(text), "spec", "UNCONSTRAINED leaves a dimension to the compiler,",
+      "in with_sharding_constraint. This page shows what is settled. Write an axis, or None.");
+    check(!/\b(?:un)?reduced\s*=/.test(text), "spec", "This page shows which block a device holds,",
+      "and not whether its numbers have still to be summed. Leave out unreduced= or reduced=.");
     const token = /"[^"]*"|'[^']*'|[^\s"'(),[\]]+|\S/g;
     const marks = { "(": "[", ")": "]", "[": "[", "]": "]", ",": ",", None: "null" };
     const json = (text.trim().replace(/^[\w.]+(?=\()/, "").match(token) ?? [])
@@ -260,7 +266,10 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
     form.reset();
     const given = new URLSearchParams(location.search);
     for (const name of STATE) if (given.has(name)) field[name].value = given.get(name);
-    if (!(field.dtype.value in BYTES)) field.dtype.value = "float32";
+    const strange = !(field.dtype.value in BYTES);
+    if (strange) field.dtype.value = "float32";
+    part("unknown").textContent = strange ? `The address asks for the element type`
+      + ` "${given.get("dtype")}", which this page does not have. It shows float32 instead.` : "";
     const [shape, mesh, spec] = readable(typed());
     if (mesh.length) {
       field.shape.value = shape.join(", ");
@@ -275,6 +284,7 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
       .replace(/%(2C|3D)/g, decodeURIComponent);
     const address = STATE.map((name) => `${name}=${plain(field[name].value)}`).join("&");
     history[change](null, "", `?${address}`);
+    part("unknown").textContent = "";
     render();
   }
 
