@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import MODES
 from pair import ROOT
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 from published import SITE, Firefox
 from pypdf import PdfReader
 
@@ -166,6 +166,51 @@ def test_first_paint_is_light_or_dark_already(browser, site, scheme):
         page.route("**/*.js*", lambda route: route.abort())  # the theme comes later
         page.goto(site + "book/index.html")
         assert page.get_attribute("html", "data-theme") == scheme
+
+
+@pytest.mark.parametrize("name", [CHAPTERS[0], CHAPTERS[-1], "book/glossary.html"])
+def test_sidebar_shows_the_search_and_where_one_is(quiet_page, name):
+    page = quiet_page(name)
+    entry = page.locator(".bd-sidebar-primary [aria-current=page]")
+    for part in (entry, page.locator(".bd-sidebar-primary .search-button-field")):
+        expect(part).to_be_in_viewport(ratio=1)
+    page.evaluate("document.querySelector('.bd-sidebar-primary').scrollTop = 0")
+    page.click("a.left-prev")
+    expect(entry).to_be_in_viewport(ratio=1)
+
+
+def test_keys_turn_pages_and_ask(quiet_page):
+    page = quiet_page(CHAPTERS[8])
+    page.keyboard.press("ArrowRight")
+    page.wait_for_url(f"**/{CHAPTERS[9]}")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_url(f"**/{CHAPTERS[8]}")
+    page.locator("article .cell pre").first.focus()
+    page.keyboard.press("ArrowRight")  # it scrolls the box
+    page.keyboard.press("Tab")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("/")
+    expect(page.locator("dialog[open] input[type=search]")).to_be_focused()
+    assert page.url.endswith(CHAPTERS[8])
+
+
+def test_next_follows_the_chosen_path_and_what_was_read_has_a_mark(quiet_page):
+    page = quiet_page("book/index.html")
+    follow = page.locator("th", has_text="From NumPy").get_by_role("button")
+    follow.click()
+    expect(follow).to_have_attribute("aria-pressed", "true")
+    rows = page.locator(".map-of-paths tbody tr")
+    on_path = rows.filter(has=page.locator("td:nth-child(1) p")).locator("a")
+    ways = on_path.evaluate_all("links => links.map(link => link.href)")
+    gap = next(i for i, way in enumerate(ways) if int(way.split("/")[-1][:2]) != i + 1)
+    page.goto(ways[gap - 1])
+    onward = page.locator("a.right-next")
+    expect(onward).to_contain_text("next on the path “From NumPy”")
+    page.locator("section#recap").scroll_into_view_if_needed()
+    page.wait_for_function("localStorage.getItem('read')")
+    onward.click()
+    page.wait_for_url(ways[gap])
+    expect(page.locator(".bd-sidebar-primary a.read")).to_have_count(1)
 
 
 def test_copy_button_copies_the_code_alone(quiet_page):

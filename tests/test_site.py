@@ -139,11 +139,25 @@ def test_folds_say_what_they_hold():
     for name, chapter in chapters():
         for tag, what in held.items():
             for cell in chapter.select(f".cell.tag_{tag}:has(> details)"):
-                assert cell.summary.p.get_text() == f"Show the {what}", name
+                assert cell.summary.p.get_text().startswith(f"Show the {what}: "), name
         for cell in chapter.select(".cell.tag_hide-input:has(> details)"):
             own = {*cell["class"]}.isdisjoint({"tag_check", "tag_shared-setup"})
             if own and cell.select(".cell_output img"):
-                assert cell.summary.p.get_text() == "Show the drawing's code", name
+                assert cell.summary.p.get_text().startswith("Show the drawing's code: ")
+        folds = [fold.get_text() for fold in chapter.select(".cell summary > p")]
+        assert len(folds) == len({*folds}), f"{name}: two folds have one name"
+
+
+def test_exercises_say_where_they_run():
+    for name, chapter in chapters():
+        exercises = chapter.select("section[id^='exercise-']")
+        assert exercises, name
+        for exercise in exercises:
+            links = exercise.select("p.where a")
+            assert [urlsplit(link["href"]).netloc for link in links] == [
+                "colab.research.google.com",
+                "kaggle.com",
+            ], f"{name}: {exercise['id']}"
 
 
 def test_downloads_carry_outputs():

@@ -10,6 +10,7 @@ import datetime
 import re
 import shutil
 import sys
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,6 +45,8 @@ MISSING = """<h1>There is no page here</h1>
 has a map of all chapters. <a href="{0}search.html">The search</a> knows every page, and
 finds an error message that you paste from a terminal.</p>"""
 CALLOUTS = {"Predict.", "Pitfall.", "Takeaway."}
+EXERCISE = re.compile(r"exercise-\d")
+OPENS = re.compile(r"Open in (Colab|Kaggle)$")
 FOLDS = {
     "check": "check",
     "solution": "answer",
@@ -88,12 +91,30 @@ def mark_callouts(app, doctree):
 
 
 def name_folds(app, doctree):
-    """Let each fold say what it opens, and once it is open, what it hides."""
+    """Let each fold say what it opens and where, and once it is open, what it hides."""
+    times = Counter()
     for cell in doctree.findall(nodes.container):
         if "hide_mode" in cell:
-            what = content(cell)
+            section = cell.parent
+            while not isinstance(section, nodes.section):
+                section = section.parent
+            what = f"{content(cell)}: {section[0].astext()}"
+            times[what] += 1
+            what += f", {times[what]}" if times[what] > 1 else ""
             cell["prompt_show"] = f"Show the {what}"
             cell["prompt_hide"] = f"Hide the {what}"
+
+
+def say_where_exercises_run(app, doctree):
+    """Put a chapter's links to Colab and Kaggle under the heading of each exercise."""
+    references = doctree.findall(nodes.reference)
+    links = [link for link in references if OPENS.match(link.astext())]
+    for section in doctree.findall(nodes.section):
+        if EXERCISE.match(section["ids"][0]) and links:
+            where = nodes.paragraph("", "This page runs nothing. ", classes=["where"])
+            for before, link in zip(["", " · "], links):
+                where += [nodes.Text(before), link.deepcopy()]
+            section.insert(1, where)
 
 
 def let_outputs_run(app, doctree):
@@ -195,6 +216,18 @@ def write_code_plainly(app, pagename, templatename, context, doctree):
         )
 
 
+def let_names_break(app, pagename, templatename, context, doctree):
+    """Let a name in a sentence break after an underscore, a point or a slash, not in a
+    word."""
+
+    def breaks(part):
+        return part[1] + re.sub(r"(?<=\w)([_./])(?=\w)", r"\1<wbr>", part[2]) + part[3]
+
+    if "body" in context:
+        name = r'(<span class="pre">)([^<]*)(</span>)'
+        context["body"] = re.sub(name, breaks, context["body"])
+
+
 def publish_lightly(app, error):
     if error or app.builder.format != "html":
         return
@@ -239,11 +272,13 @@ def setup(app):
     app.connect("env-updated", write_again)
     app.connect("doctree-read", mark_callouts)
     app.connect("doctree-read", name_folds)
+    app.connect("doctree-read", say_where_exercises_run)
     app.connect("doctree-read", let_outputs_run)
     app.connect("html-page-context", call_folds_by_their_text)
     app.connect("html-page-context", let_drawings_scroll)
     app.connect("html-page-context", write_code_plainly)
+    app.connect("html-page-context", let_names_break)
     app.connect("html-page-context", say_what_passes)
     app.connect("build-finished", carry_outputs)
     app.connect("build-finished", publish_lightly)
-    return {"parallel_read_safe": True, "env_version": 4}
+    return {"parallel_read_safe": True, "env_version": 5}

@@ -1,0 +1,103 @@
+/* What the site does for whoever reads more than one page: it shows the current entry in
+   the sidebar, marks the pages that were read to their end, lets Next follow a path that
+   was chosen on the first page, and listens to /, left and right. Without it, or where a
+   browser keeps nothing, the pages read as well. */
+"use strict";
+(() => {
+  const kept = {
+    get: (name) => {
+      try { return JSON.parse(localStorage.getItem(name)); } catch { return null; }
+    },
+    set: (name, value) => {
+      try { localStorage.setItem(name, JSON.stringify(value)); } catch { /* private */ }
+    },
+  };
+  const addressOf = (link) => new URL(link.href, location).pathname;
+  const here = location.pathname;
+  const sidebar = document.querySelector(".bd-sidebar-primary");
+
+  function showTheCurrentEntry() {
+    const current = sidebar?.querySelector(".bd-links li.current.active > a");
+    current?.setAttribute("aria-current", "page");
+    if (!current?.checkVisibility()) return;
+    const search = sidebar.querySelector(".sidebar-primary-item:has(.search-button-field)");
+    const [box, entry] = [sidebar, current].map((part) => part.getBoundingClientRect());
+    const top = box.top + (search?.offsetHeight ?? 0);
+    if (entry.top < top || entry.bottom > box.bottom)
+      sidebar.scrollTop += entry.top - (top + box.bottom) / 2;
+  }
+
+  function markWhatWasRead() {
+    const read = new Set(kept.get("read") ?? []);
+    for (const link of sidebar?.querySelectorAll(".bd-links a") ?? [])
+      link.classList.toggle("read", read.has(addressOf(link)));
+    const end = document.querySelector("section#recap, section#next");
+    if (end) new IntersectionObserver(([seen], observer) => {
+      if (!seen.isIntersecting) return;
+      observer.disconnect();
+      kept.set("read", [...read.add(here)]);
+    }).observe(end);
+  }
+
+  /* A list of links, or a column of the map with its header, becomes a path to follow. */
+  function offer(name, place, links) {
+    const button = document.createElement("button");
+    const path = { name, pages: links.map((link) => [addressOf(link), link.textContent]) };
+    const isChosen = () => kept.get("path")?.name === name;
+    const tell = () => button.setAttribute("aria-pressed", isChosen());
+    button.className = "follow";
+    button.textContent = "follow";
+    button.title = `Let Next lead along the path “${name}”`;
+    button.addEventListener("click", () => {
+      kept.set("path", isChosen() ? null : path);
+      document.dispatchEvent(new Event("path"));
+    });
+    document.addEventListener("path", tell);
+    tell();
+    place.append(" ", button);
+  }
+
+  function offerPaths() {
+    for (const list of document.querySelectorAll(".path :is(ol, ul)")) {
+      const name = list.closest("section").querySelector("h2, h3").firstChild.textContent;
+      const place = list.parentElement.appendChild(document.createElement("p"));
+      offer(name, place, [...list.querySelectorAll("li > p > a:first-of-type")]);
+    }
+    const table = document.querySelector(".map-of-paths table");
+    const heads = [...(table?.querySelectorAll("th") ?? [])].slice(0, -1);
+    for (const [column, head] of heads.entries()) {
+      const rows = [...table.tBodies[0].rows].filter((row) => row.cells[column].innerText.trim());
+      offer(head.textContent.trim(), head, rows.map((row) => row.querySelector("a")));
+    }
+  }
+
+  function followThePath() {
+    const path = kept.get("path");
+    const at = path?.pages.findIndex(([page]) => page === here) ?? -1;
+    const next = path?.pages[at + 1];
+    const link = document.querySelector("a.right-next");
+    if (at < 0 || !next || !link || addressOf(link) === next[0]) return;
+    link.href = next[0];
+    link.title = `next on the path “${path.name}”`;
+    link.querySelector(".prev-next-subtitle").textContent = link.title;
+    link.querySelector(".prev-next-title").textContent = next[1];
+  }
+
+  document.addEventListener("keydown", (event) => {
+    const held = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey;
+    if (held || event.defaultPrevented || document.activeElement !== document.body) return;
+    if (document.querySelector("dialog[open]")) return;
+    if (event.key === "/") {
+      event.preventDefault();
+      document.querySelector(".search-button__button")?.click();
+    }
+    const way = { ArrowLeft: "a.left-prev", ArrowRight: "a.right-next" }[event.key];
+    if (way) document.querySelector(way)?.click();
+  });
+  document.addEventListener("DOMContentLoaded", () => {
+    markWhatWasRead();
+    offerPaths();
+    followThePath();
+  });
+  window.addEventListener("load", showTheCurrentEntry);
+})();
