@@ -153,3 +153,16 @@ def test_chapter_in_jupyterlab(lab, opened, site, name):
         assert (lab[0] / path).exists(), path
     links.last.click()
     expect(page.get_by_role("tab", name=Path(path).name)).to_be_visible()
+
+
+def test_without_jax_the_setup_alone_fails_and_says_what_to_do(lab, opened):
+    shadow = lab[0] / "notebooks/jax.py"
+    shadow.write_text('raise ModuleNotFoundError("No module named jax")\n')
+    try:
+        page, _ = opened(f"notebooks/{CHAPTERS[1]}.ipynb")
+        run_all(page)
+        failed = page.locator(OUTPUT).filter(has_text="Traceback (most recent")
+        expect(failed).to_have_count(1)
+        expect(failed).to_contain_text("pip install -U jax flax optax")
+    finally:
+        shadow.unlink()

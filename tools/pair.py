@@ -2,8 +2,9 @@
 
 Every cell tagged shared-NAME, in a chapter or in a page of book/, gets the text of
 book/cells/NAME.py, and every chapter its links. Then notebooks/X.ipynb is written from
-notebooks/X.md, and the tables of README.md and book/index.md from all chapters. A
-notebook that holds an edit of its own is left alone, and the run fails and says so.
+notebooks/X.md, and the tables of README.md and book/index.md from all chapters, with
+the steps of the path above the map. A notebook that holds an edit of its own is left
+alone, and the run fails and says so.
 """
 
 import hashlib
@@ -26,11 +27,13 @@ CELL = re.compile(
     re.MULTILINE,
 )
 KEPT = ("accelerator", "colab", "kernelspec")
-FOLDED = {  # what JupyterLab folds away, as the site and Colab do
+FOLDED = {  # what JupyterLab folds away, as the site does, and Colab as a form
     "hide-input": {"source_hidden": True},
     "hide-cell": {"source_hidden": True, "outputs_hidden": True},
 }
 MARKS = {"read": "●", "skim": "○"}
+PATH = re.compile(r"^:::\{container\} path\n(?s:.*?)^:::$", re.MULTILINE)
+MINUTES = re.compile(r"\babout (\d+) minutes\b", re.IGNORECASE)
 AFTER = "what you can do after it"  # the column of README.md that is written by hand
 UNWRITTEN = "…"  # what a new chapter has there
 
@@ -84,6 +87,7 @@ def twin(source: str) -> NotebookNode:
         for tag in cell.metadata.get("tags", []):
             if tag in FOLDED:
                 cell.metadata["jupyter"] = FOLDED[tag]
+                cell.metadata["cellView"] = "form"
     return new_notebook(cells=read.cells, metadata=metadata)
 
 
@@ -114,6 +118,34 @@ def paths(root: Path) -> dict[str, dict[int, str]]:
         }
         for name, path in listed.items()
     }
+
+
+def from_ddp(root: Path) -> list[Path]:
+    """The chapters and pages of the path above the map, in its order."""
+    listed = yaml.safe_load((root / "_toc.yml").read_text())["meta"]["from_ddp"]
+    return [root / f"{file}.md" for file in listed]
+
+
+def with_steps(index: str, steps: list[Path]) -> str:
+    """book/index.md with the steps of the path above its map: of each its title and the
+    minutes that it states, and of all the sum."""
+    lines, total = [], 0
+    for path in steps:
+        text = path.read_text() if path.exists() else ""
+        title = re.search(r"^# (.*)$", text, re.MULTILINE)
+        minutes = MINUTES.search(text)
+        if not title or not minutes:
+            raise ValueError(f"{path.name} lacks a title, or 'about N minutes'")
+        chapter = path.parent.name == "notebooks"
+        link = f"../notebooks/{path.stem}.ipynb" if chapter else path.name
+        lines.append(f"1. [{title[1]}]({link}): {minutes[1]} minutes.\n")
+        total += int(minutes[1])
+    lines += [f"\nTogether {total} minutes.\n"]
+    path = f":::{{container}} path\n{''.join(lines)}:::"
+    index, found = PATH.subn(lambda _: path, index)
+    if found != 1:
+        raise ValueError("book/index.md has one ':::{container} path'")
+    return index
 
 
 def with_table(page: str, columns: list[str], rows: list[list[str]]) -> str:
@@ -175,8 +207,8 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
         texts[path] = text
     readme, index = root / "README.md", root / "book/index.md"
     try:
-        tables = with_tables(root, readme.read_text(), texts[index])
-        texts[readme], texts[index] = tables
+        page = with_steps(texts[index], from_ddp(root))
+        texts[readme], texts[index] = with_tables(root, readme.read_text(), page)
     except ValueError as error:
         problems.append(f"README.md and book/index.md keep their tables: {error}")
     behind = {p: t for p, t in texts.items() if not p.exists() or p.read_text() != t}

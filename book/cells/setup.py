@@ -1,5 +1,14 @@
 # @title Setup: eight devices
-import jax
+import time
+
+try:
+    import jax
+except ImportError as error:
+    time.sleep(3)  # JupyterLab has asked for all cells by then, and drops the rest
+    raise RuntimeError(
+        f"This book needs JAX, and: {error}. "
+        "Run  pip install -U jax flax optax  and restart the kernel."
+    ) from None
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
