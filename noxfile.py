@@ -90,9 +90,12 @@ def serve(session: nox.Session) -> None:
 
 @nox.session
 def pdf(session: nox.Session) -> None:
-    """Print the built site as one PDF, _build/html/parallel-jax.pdf."""
+    """Print the built site as one PDF and one EPUB, _build/html/parallel-jax.*."""
     install_lock(session, "tests/requirements.lock")
     session.run("python", "tools/pdf.py")
+    epub = ["--builder", "custom", "--custom-builder", "epub"]
+    session.run("jupyter-book", "build", ".", *epub, env=ONCE)
+    shutil.copy("_build/epub/parallel-jax.epub", "_build/html")
 
 
 # ------------------------------------------------------------------- write the book

@@ -159,6 +159,7 @@ def describe_build(app, config):
     )
     config.myst_substitutions["pdf"] = (
         f"[one PDF]({config.html_baseurl}parallel-jax.pdf)"
+        f" and [one EPUB]({config.html_baseurl}parallel-jax.epub)"
     )
     config.myst_substitutions["build"] = (
         f"{len(app.passed)} chapters, executed and checked with JAX {jax}"
