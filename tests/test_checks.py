@@ -28,6 +28,7 @@ TOC = """\
 format: jb-book
 root: book/index
 meta:
+  from_ddp: [notebooks/01_first, notebooks/02_second]
   paths:
     First: { skim: 1 }
     Second: { read: 1-2 }
@@ -44,6 +45,15 @@ README = """\
 | what you can do after it |
 | [Add numbers](notebooks/01_first.ipynb) | add |
 | [Add more numbers](notebooks/02_second.ipynb) | add more |
+
+| Chapter |
+"""
+
+INDEX = """\
+# Hello
+
+:::{container} path
+:::
 
 | Chapter |
 """
@@ -86,7 +96,7 @@ def chapter(title: str) -> str:
     """A chapter that keeps every rule, in 1,500 words."""
     shared = ["shared-setup", "shared-judge", "hide-input"]
     parts = [f"# {title}\n\n[Open in Colab]()\n\n## What you will learn\n\nTo add.\n"]
-    parts += ["\nYou need [the first](01_first.ipynb).\n\n## Setup\n"]
+    parts += ["\nYou need [the first](01_first.ipynb); about 5 minutes.\n\n## Setup\n"]
     parts += [code("", tags=shared, cellView="form")]
     for section in ("Add", "Subtract", "Multiply"):
         parts.append(f"\n## {section} two numbers\n\n" + "word " * 450 + "\n")
@@ -101,7 +111,8 @@ def chapter(title: str) -> str:
         parts.append(code(EXERCISE, tags=["exercise"]))
         parts.append(code(CHECK, tags=["check", "hide-input"], cellView="form"))
         parts.append(code(SOLUTION, tags=["solution", "hide-cell"], cellView="form"))
-    parts += ["\n## Recap\n\nDone.\n\n## Next\n\nMore " + "word " * 150]
+    parts += ["\n## Recap\n\nDone.\n\n## Next\n\n[More](02_second.ipynb) "]
+    parts += ["word " * 150]
     return HEAD + "".join(parts)
 
 
@@ -112,8 +123,7 @@ def book(tmp_path: Path) -> Path:
     (tmp_path / "book/cells").mkdir(parents=True)
     (tmp_path / "book/cells/setup.py").write_text("# @title Setup\nimport jax\n")
     (tmp_path / "book/cells/judge.py").write_text("# @title Judge\nimport inspect\n")
-    index = "# Hello\n\n| Chapter |\n" + code("", tags=["shared-setup"])
-    (tmp_path / "book/index.md").write_text(index)
+    (tmp_path / "book/index.md").write_text(INDEX + code("", tags=["shared-setup"]))
     (tmp_path / "_config.yml").write_text(CONFIG)
     (tmp_path / "_toc.yml").write_text(TOC)
     (tmp_path / "README.md").write_text(README)
@@ -130,6 +140,7 @@ def test_sound_book_passes(book, check):
     assert list(check(book)) == []
 
 
+FIRST = "notebooks/01_first.md"
 SOURCE, TWIN = "notebooks/02_second.md", "notebooks/02_second.ipynb"
 PLAIN = r"assert 1 \+ 0 == 1"
 DENSE = "\n".join(["a, b, c = [(f(x[i]), -x[j] ** 2) for i, j in g(y) if i < j]"] * 9)
@@ -141,6 +152,8 @@ FAULTS = {
         (r"\[Open in Colab\].*", "", "lacks '[Open in Colab]()'"),
         ("someone", "someone-else", "02_second.md is out of date", "_config.yml"),
         ("# Add more", "# Add many", "README.md is out of date"),
+        (r"about \d", "ten", "02_second.md lacks a title, or 'about N minutes'"),
+        ("container} path", "container} way", "one ':::{container} p", "book/index.md"),
         ("Chapter", "Title", "no table whose last column is 'Ch", "book/index.md"),
         (r"01_first\.ipynb\) \| add", "01_one.ipynb) | add", "of no ch", "README.md"),
     ],
@@ -150,7 +163,6 @@ FAULTS = {
     checks.shared_cells_are_in_place: [
         ('"shared-setup", "shared-judge"', '"shared-judge", "shared-setup"', "tagged"),
         (', "hide-input"]', "]", "stands folded, with hide-input"),
-        (':cellView: "form"\n', "", "lacks cellView: form"),
     ],
     checks.folded_cells_are_one: [
         ("\n## Add", code("x = 1", tags=["hide-input"]) + "\n## Add", "with 'x = 1'"),
@@ -196,8 +208,7 @@ FAULTS = {
     checks.exercises_judge_the_reader: [
         ("### Exercise 2", "### Riddle 2", "two to four"),
         (r'\["check", "hide-input"]', '["hide-input"]', "found ['exercise', 'solu"),
-        ("# @title Check", "# Check", "# @title Check, cellView"),
-        (r'("hide-cell"]\n):cellView: "form"\n', r"\1", "Solution, cellView: form"),
+        ("# @title Check", "# Check", "# @title Check and the tag"),
         (r'"solution", "hide-cell"', '"solution"', "the tag hide-cell"),
         (r'    """Return 2 \* x\."""\n', "", "one stub"),
         (r"check\(answer\):", "check(double):", "defines check(answer)"),
@@ -213,6 +224,12 @@ FAULTS = {
         ("1-2", "1", "chapter 2 is on none of the paths", "_toc.yml"),
         ("You need", "It takes", "starts with 'You need'"),
         ("(first.ipynb.)", r"\1 to [3](03_a.ipynb)", "'Second' has 2 without [3]"),
+    ],
+    checks.the_path_from_ddp_needs_no_pmap: [
+        (PLAIN, "jax.pmap(len)", "on the path from DDP and calls jax.pmap"),
+        (PLAIN, "@pmap(axis_name='x')\ndef f(): ...", "and calls pmap("),
+        (r"01_first\.ipynb\);", "05_a.ipynb);", "and needs chapters [5]"),
+        (r"\[More\].*", "", "links to 02_second, the next", FIRST),
     ],
     checks.contents_match_the_files: [
         (".*02_second\n", "", "out notebooks/02_second: list it", "_toc.yml"),
@@ -252,6 +269,7 @@ def test_pairing_makes_room_for_a_new_chapter(book):
     (book / TWIN).unlink()
     (book / SOURCE).with_stem("02_between").write_text(chapter("Add between"))
     edit(book / "_toc.yml", "1-2", "1-3")
+    edit(book / "_toc.yml", "02_second]", "03_second]")
     assert pair.pair(book) == []
     assert (book / "notebooks/02_between.ipynb").exists()
     rows = (book / "README.md").read_text(), (book / "book/index.md").read_text()

@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pair
@@ -36,6 +36,7 @@ DENSEST = 12
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
 SHOWS_SOMETHING = r"^ *(print|plt\.\w+|draw_\w+|HTML|judge|reject)\("
+TEACH_PMAP = range(4, 9)  # chapters
 CALLOUTS = "Predict", "Pitfall", "Takeaway"
 INSTEAD = {  # what a chapter leaves alone: what it has instead
     r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map and friends",
@@ -132,8 +133,6 @@ def shared_cells_are_in_place(root: Path) -> Iterator[str]:
             if folded == explained:
                 how = "open" if explained else "folded, with hide-input"
                 yield f"{name}: the cell shared-{shared[0]} stands {how}"
-            elif folded and cell.metadata.get("cellView") != "form":
-                yield f"{name}: the cell shared-{shared[0]} lacks cellView: form"
 
 
 def folded_cells_are_one(root: Path) -> Iterator[str]:
@@ -193,8 +192,8 @@ def lessons_have_types(root: Path) -> Iterator[str]:
 def chapters_show_and_tell(root: Path) -> Iterator[str]:
     for name, _, code, prose in chapters(root):
         words = len(text(prose).split())
-        if not 1500 <= words <= 4500:
-            yield f"{name}: 1,500 to 4,500 words, found {words}"
+        if not 1500 <= words <= 3500:
+            yield f"{name}: 1,500 to 3,500 words, found {words}"
         shown = [c for c in code if re.search(SHOWS_SOMETHING, c.source, re.MULTILINE)]
         if len(shown) < 10:
             yield f"{name}: only {len(shown)} cells print or draw; show ten results"
@@ -298,9 +297,9 @@ def exercise_faults(cells: list[NotebookNode]) -> Iterator[str]:
         (check_cell, "Check", "hide-input"),
         (solution_cell, "Solution", "hide-cell"),
     ):
-        folded = cell.metadata.get("cellView") == "form" and fold in tags(cell)
+        folded = fold in tags(cell)
         if not folded or not cell.source.startswith(f"# @title {title}\n"):
-            yield f"# @title {title}, cellView: form and the tag {fold} go together"
+            yield f"# @title {title} and the tag {fold} go together"
     stubs = [stub for stub in functions(stub_cell).values() if is_stub(stub)]
     if len(stubs) != 1:
         yield "one stub: a docstring, then raise NotImplementedError"
@@ -336,23 +335,45 @@ def exercises_judge_the_reader(root: Path) -> Iterator[str]:
                 yield f"{name}, {title}: {fault}"
 
 
+def needs(prose: list[NotebookNode]) -> tuple[str, set[int]]:
+    """The line that says what a chapter or a page needs, and the chapters in it."""
+    line = "".join(re.findall(r"^You need .*$", text(prose), re.MULTILINE)[:1])
+    links = re.sub(r"\[[^]]*\]\([^)]*?(\d\d)_\w+\.ipynb\)", r"<\1>", line)
+    spans = re.findall(r"<(\d\d)>(?: to <(\d\d)>)?", links)
+    return line, {*pair.numbers(" ".join(f"{a}-{b or a}" for a, b in spans))}
+
+
 def paths_are_complete(root: Path) -> Iterator[str]:
     """Every chapter is on a path, with what it needs on the same path."""
-    needs = {}
+    needed = {}
     for number, (name, _, _, prose) in enumerate(chapters(root), start=1):
-        line = "".join(re.findall(r"^You need .*$", text(prose), re.MULTILINE)[:1])
+        line, needed[number] = needs(prose)
         if not line:
             yield f"{name}: a line under 'What you will learn' starts with 'You need'"
-        links = re.sub(r"\[[^]]*\]\((\d\d)_\w+\.ipynb\)", r"<\1>", line)
-        spans = re.findall(r"<(\d\d)>(?: to <(\d\d)>)?", links)
-        needs[number] = {*pair.numbers(" ".join(f"{a}-{b or a}" for a, b in spans))}
     paths = pair.paths(root)
-    for number in sorted({*needs}.difference(*paths.values())):
+    for number in sorted({*needed}.difference(*paths.values())):
         yield f"_toc.yml: chapter {number} is on none of the paths at its head"
     for path, marks in paths.items():
         for number in sorted(marks):
-            if missing := sorted(needs[number] - {*marks}):
+            if missing := sorted(needed[number] - {*marks}):
                 yield f"_toc.yml: the path {path!r} has {number} without {missing}"
+
+
+def the_path_from_ddp_needs_no_pmap(root: Path) -> Iterator[str]:
+    """No step calls pmap or needs a chapter that teaches it, and each leads on."""
+    steps = pair.from_ddp(root)
+    for path, following in zip_longest(steps, steps[1:]):
+        cells = pair.twin(path.read_text()).cells
+        for cell in cells:
+            used = re.search(r"\bjax\.pmap\b|\bpmap\(", cell.source)
+            if cell.cell_type == "code" and used:
+                yield f"{path.stem} is on the path from DDP and calls {used[0]}"
+        prose = [cell for cell in cells if cell.cell_type == "markdown"]
+        if taught := sorted(needs(prose)[1] & {*TEACH_PMAP}):
+            yield f"{path.stem} is on the path from DDP and needs chapters {taught}"
+        last = text(prose).rpartition("\n## ")[2]
+        if following and not re.search(rf"\b{following.stem}\.", last):
+            yield f"{path.stem}: its last section links to {following.stem}, the next"
 
 
 def contents_match_the_files(root: Path) -> Iterator[str]:
