@@ -139,7 +139,7 @@ def test_folds_say_what_they_hold():
     for name, chapter in chapters():
         for tag, what in held.items():
             for cell in chapter.select(f".cell.tag_{tag}:has(> details)"):
-                assert cell.summary.p.get_text().startswith(f"Show the {what}: "), name
+                assert cell.summary.p.get_text().startswith(f"Show the {what}"), name
         for cell in chapter.select(".cell.tag_hide-input:has(> details)"):
             own = {*cell["class"]}.isdisjoint({"tag_check", "tag_shared-setup"})
             if own and cell.select(".cell_output img"):

@@ -135,7 +135,7 @@ const Search = (() => {
     }));
     const likeness = (words) => sum(words.map((word) => (weights.get(word) ?? 0) * rarity(word))) ** 2
       / (sum(words.map(rarity)) || 1);
-    const title = hasMessage ? TITLE.ofMessage : TITLE.ofWords;
+    const title = hasMessage || weights.size > FEW ? TITLE.ofMessage : TITLE.ofWords;
     return share * text + HEADING * likeness(inHeading) + share * title * likeness(inTitle);
   }
 
