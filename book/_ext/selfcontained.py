@@ -98,7 +98,8 @@ def name_folds(app, doctree):
             section = cell.parent
             while not isinstance(section, nodes.section):
                 section = section.parent
-            what = f"{content(cell)}: {section[0].astext()}"
+            what, where = content(cell), section[0].astext()
+            what += "" if where.lower() == what else f": {where}"
             times[what] += 1
             what += f", {times[what]}" if times[what] > 1 else ""
             cell["prompt_show"] = f"Show the {what}"
