@@ -247,6 +247,15 @@ def test_print_opens_solutions_and_drops_navigation(quiet_page):
         assert "".join(link.text_content().split()) not in printed
 
 
+@pytest.mark.chromium  # which prints as most readers do
+def test_the_book_on_two_pages_has_two_and_programs_of_twelve_lines(quiet_page):
+    page = quiet_page("book/cheatsheet.html")
+    assert len(PdfReader(io.BytesIO(page.pdf(format="A4"))).pages) == 2
+    programs = page.locator(".cell:not(:has(details)) .cell_input pre")
+    for program in programs.all_inner_texts()[1:]:  # after what all start from
+        assert len([line for line in program.splitlines() if line.strip()]) <= 12
+
+
 @pytest.mark.parametrize(
     "name, drawing", [(COLLECTIVES, ".ring"), ("notebooks/09_shardings.html", ".swap")]
 )
