@@ -6,7 +6,7 @@
   const { productOf, sum, english, percent, check, bar, row, keyed } = Form;
   const AXES = ["data", "fsdp", "model"];
   const LABELS = {
-    layers: "Layers", width: "Width", hidden: "Hidden size", heads: "Heads",
+    layers: "Layers", width: "Width", hidden: "MLP width", heads: "Heads",
     kv_heads: "Key heads", head_size: "Head size", vocabulary: "Vocabulary",
     tokens: "Tokens", sequence: "Sequence length", devices: "Devices",
     axes: "Axes of links", node: "Devices of a node", network: "Network, GB/s",
