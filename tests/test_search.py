@@ -66,7 +66,7 @@ ABSENT = ["pizza recipe", "pandas merge dataframes", "train a GAN", "how to cook
 MISSPELT = {
     "shardmap": "notebooks/12_shard_map.html",
     "shrad_map": "notebooks/12_shard_map.html",
-    "pipelin bubble": "notebooks/18_pipelines.html",
+    "micrbatches bubble": "notebooks/18_pipelines.html",
     "checkpiont restore": "notebooks/15_checkpoints.html",
 }
 
