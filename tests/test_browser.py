@@ -173,10 +173,9 @@ def test_sidebar_shows_the_search_and_where_one_is(quiet_page, name):
     page = quiet_page(name)
     entry = page.locator(".bd-sidebar-primary [aria-current=page]")
     for part in (entry, page.locator(".bd-sidebar-primary .search-button-field")):
-        expect(part).to_be_in_viewport(ratio=1)
-    page.evaluate("document.querySelector('.bd-sidebar-primary').scrollTop = 0")
+        expect(part).to_be_in_viewport(ratio=0.9)
     page.click("a.left-prev")
-    expect(entry).to_be_in_viewport(ratio=1)
+    expect(entry).to_be_in_viewport(ratio=0.9)
 
 
 def test_keys_turn_pages_and_ask(quiet_page):
@@ -185,7 +184,7 @@ def test_keys_turn_pages_and_ask(quiet_page):
     page.wait_for_url(f"**/{CHAPTERS[9]}")
     page.keyboard.press("ArrowLeft")
     page.wait_for_url(f"**/{CHAPTERS[8]}")
-    page.locator("article .cell pre").first.focus()
+    page.locator("article .drawing").first.focus()
     page.keyboard.press("ArrowRight")  # it scrolls the box
     page.keyboard.press("Tab")
     page.evaluate("document.activeElement.blur()")
@@ -199,9 +198,10 @@ def test_next_follows_the_chosen_path_and_what_was_read_has_a_mark(quiet_page):
     follow = page.locator("th", has_text="From NumPy").get_by_role("button")
     follow.click()
     expect(follow).to_have_attribute("aria-pressed", "true")
-    rows = page.locator(".map-of-paths tbody tr")
-    on_path = rows.filter(has=page.locator("td:nth-child(1) p")).locator("a")
-    ways = on_path.evaluate_all("links => links.map(link => link.href)")
+    ways = page.locator(".map-of-paths tbody tr").evaluate_all(
+        """rows => rows.filter(row => row.cells[0].innerText.trim())
+        .map(row => row.querySelector('a').href)"""
+    )
     gap = next(i for i, way in enumerate(ways) if int(way.split("/")[-1][:2]) != i + 1)
     page.goto(ways[gap - 1])
     onward = page.locator("a.right-next")

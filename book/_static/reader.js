@@ -20,11 +20,10 @@
     const current = sidebar?.querySelector(".bd-links li.current.active > a");
     current?.setAttribute("aria-current", "page");
     if (!current?.checkVisibility()) return;
-    const search = sidebar.querySelector(".sidebar-primary-item:has(.search-button-field)");
-    const [box, entry] = [sidebar, current].map((part) => part.getBoundingClientRect());
-    const top = box.top + (search?.offsetHeight ?? 0);
-    if (entry.top < top || entry.bottom > box.bottom)
-      sidebar.scrollTop += entry.top - (top + box.bottom) / 2;
+    const list = current.closest(".sidebar-primary-item");
+    const [box, entry] = [list, current].map((part) => part.getBoundingClientRect());
+    if (entry.top < box.top || entry.bottom > box.bottom)
+      list.scrollTop += (entry.top + entry.bottom - box.top - box.bottom) / 2;
   }
 
   function markWhatWasRead() {
