@@ -162,6 +162,8 @@ def test_without_jax_the_setup_alone_fails_and_says_what_to_do(lab, opened):
         page, _ = opened(f"notebooks/{CHAPTERS[1]}.ipynb")
         run_all(page)
         failed = page.locator(OUTPUT).filter(has_text="Traceback (most recent")
+        expect(failed.first).to_be_visible(timeout=60_000)
+        page.wait_for_timeout(5000)  # in which others would come
         expect(failed).to_have_count(1)
         expect(failed).to_contain_text("pip install -U jax flax optax")
     finally:
