@@ -20,6 +20,7 @@ from pathlib import Path
 import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.executors import load_executor
+from jupyter_cache.executors.basic import REPORT_LEVEL
 from jupyter_cache.readers import get_reader
 from nbformat import NotebookNode
 from pair import ROOT
@@ -81,6 +82,7 @@ def main() -> str | None:
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text("c.IPKernelApp.log_level = 40  # no warning for each kernel\n")
     os.environ["IPYTHONDIR"] = str(PROFILE)
+    multiprocessing.log_to_stderr(REPORT_LEVEL)  # say which page begins and ends
     executor = load_executor("local-parallel", cache)
     executor.run_and_cache(filter_uris=[*wanted], timeout=LIMIT)
     failed = []
