@@ -1,10 +1,11 @@
 """Bring all that is generated up to date: run by `nox -s pair`.
 
 Every cell tagged shared-NAME, in a chapter or in a page of book/, gets the text of
-book/cells/NAME.py, and every chapter its links. Then notebooks/X.ipynb is written from
-notebooks/X.md, and the tables of README.md and book/index.md from all chapters, with
-the steps of the path above the map. A notebook that holds an edit of its own is left
-alone, and the run fails and says so.
+book/cells/NAME.py, or of launch/NAME.py, or, as shared-MODULE-PART, that part of
+launch/MODULE.py which a line `# %% PART` begins; and every chapter gets its links.
+Then notebooks/X.ipynb is written from notebooks/X.md, and the tables of README.md and
+book/index.md from all chapters, with the steps of the path above the map. A notebook
+that holds an edit of its own is left alone, and the run fails and says so.
 """
 
 import hashlib
@@ -47,10 +48,25 @@ def head_links(root: Path, slug: str) -> str:
     return f"[Open in Colab]({colab}) · [Open in Kaggle]({kaggle})"
 
 
+def shared_source(root: Path, name: str) -> str:
+    """The text of book/cells/NAME.py, of a program in launch, or of a part of one."""
+    cell, module = root / f"book/cells/{name}.py", root / f"launch/{name}.py"
+    if cell.exists():
+        return cell.read_text().strip()
+    if module.exists():  # its docstring's first line is its title for Colab
+        title, _, rest = module.read_text().removeprefix('"""').partition("\n")
+        return f"# @title {title.rstrip('.')}\n{rest.partition('"""')[2]}".strip()
+    module, _, part = name.partition("-")
+    parts = re.split(
+        r"^# %% (\S+)$", (root / f"launch/{module}.py").read_text(), flags=re.M
+    )
+    return dict(zip(parts[1::2], parts[2::2]))[part].strip()
+
+
 def shared_text(root: Path, names: list[str]) -> str:
-    """The text of a cell with these names: their files in book/cells, one after the
-    other, of which only the first keeps its title for Colab."""
-    parts = [(root / f"book/cells/{name}.py").read_text().strip() for name in names]
+    """The text of a cell with these names, one after the other, of which only the first
+    keeps its title for Colab."""
+    parts = [shared_source(root, name) for name in names]
     rest = [part.replace("# @title ", "# ", 1) for part in parts[1:]]
     return "\n\n\n".join([*parts[:1], *rest])
 
