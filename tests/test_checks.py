@@ -293,3 +293,16 @@ def test_one_source_fills_every_cell(book):
     for path in (book / "notebooks").glob("*.md"):
         filled = "# @title Setup\nimport jax.numpy\n\n\n# Judge\nimport inspect"
         assert filled in path.read_text()
+
+
+def test_a_cell_holds_a_program_or_a_part_of_one(book):
+    (book / "launch").mkdir()
+    parts = "import math\n\n\n# %% one\none = 1\n\n\n# %% two\ntwo = one + 1"
+    program = f'"""Adds numbers.\n\nAnd more.\n"""\n\n{parts}\n'
+    (book / "launch/adder.py").write_text(program)
+    assert pair.shared_text(book, ["adder"]) == f"# @title Adds numbers\n{parts}"
+    both = pair.shared_text(book, ["adder-one", "adder-two"])
+    assert both == "one = 1\n\n\ntwo = one + 1"
+    for name in "adder-three", "none":
+        with pytest.raises(ValueError, match=f"no source for shared-{name}"):
+            pair.shared_text(book, [name])

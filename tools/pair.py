@@ -54,13 +54,18 @@ def shared_source(root: Path, name: str) -> str:
     if cell.exists():
         return cell.read_text().strip()
     if module.exists():  # its docstring's first line is its title for Colab
-        title, _, rest = module.read_text().removeprefix('"""').partition("\n")
-        return f"# @title {title.rstrip('.')}\n{rest.partition('"""')[2]}".strip()
+        _, said, program = module.read_text().split('"""', 2)
+        title = said.partition("\n")[0].rstrip(".")
+        return f"# @title {title}\n{program.strip()}"
     module, _, part = name.partition("-")
-    parts = re.split(
-        r"^# %% (\S+)$", (root / f"launch/{module}.py").read_text(), flags=re.M
-    )
-    return dict(zip(parts[1::2], parts[2::2]))[part].strip()
+    program = root / f"launch/{module}.py"
+    text = program.read_text() if program.exists() else ""
+    parts = re.split(r"^# %% (\S+)$", text, flags=re.MULTILINE)
+    if part not in parts[1::2]:
+        raise ValueError(
+            f"there is no source for shared-{name} in book/cells or launch"
+        )
+    return parts[parts.index(part) + 1].strip()
 
 
 def shared_text(root: Path, names: list[str]) -> str:
