@@ -50,6 +50,7 @@ class Config(NamedTuple):
     normed: bool  # queries and keys are normed, as in Qwen3
 
 
+# %% read
 def read_config(folder: str | Path) -> Config:
     """Read config.json; ValueError, in a sentence, for a model that is not of these."""
     path = Path(folder, "config.json")
@@ -110,6 +111,7 @@ def norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     return scale * y.astype(x.dtype)
 
 
+# %% rotary
 def frequencies(c: Config) -> jax.Array:
     """Radians by which each pair of a head turns at one position: f32[head / 2]."""
     turns = c.theta ** (-jnp.arange(0, c.head, 2) / c.head)
@@ -132,6 +134,10 @@ def rotate(x: jax.Array, positions: jax.Array, c: Config) -> jax.Array:
     return jnp.concatenate(turned, axis=-1)
 
 
+# %% attention
+Cache = tuple[jax.Array, jax.Array]  # keys and values, [b, length, key heads, head]
+
+
 def look_back(
     q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array
 ) -> jax.Array:
@@ -142,10 +148,6 @@ def look_back(
     scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores).astype(v.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v)
-
-
-# %% forward
-Cache = tuple[jax.Array, jax.Array]  # keys and values, [b, length, key heads, head]
 
 
 def attend(
@@ -165,6 +167,7 @@ def attend(
     return look_back(q, k, v, visible), cache
 
 
+# %% layer
 def layer(
     x: jax.Array,
     w: dict[str, jax.Array],
@@ -191,6 +194,7 @@ def layer(
     return x + linear(gate * linear(y, w["up_proj"]), w["down_proj"]), cache
 
 
+# %% forward
 def hidden(
     weights: dict,
     tokens: jax.Array,
@@ -271,7 +275,7 @@ def model_mesh(c: Config, devices: list | None = None) -> Mesh:
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
-# %% files
+# %% file
 KINDS = {"BF16": jnp.bfloat16, "F16": np.float16, "F32": np.float32}
 Files = dict[str, np.ndarray]  # a tensor's name, and its numbers, still in the file
 
@@ -312,6 +316,7 @@ def open_file(path: Path) -> Files:
     return found
 
 
+# %% folder
 def open_folder(folder: str | Path) -> Files:
     """The tensors of all files of a folder, each from the file that the index names."""
     index = Path(folder, "model.safetensors.index.json")
@@ -328,8 +333,8 @@ def open_folder(folder: str | Path) -> Files:
     return {name: files[file][name] for name, file in where.items()}
 
 
-# %% load
-def compare(files: Files, tree: dict, c: Config) -> None:
+# %% check
+def check_files(files: Files, tree: dict, c: Config) -> None:
     """Complain of names, shapes and types that are not what a model asks for."""
     files = {n: x for n, x in files.items() if not n.endswith("rotary_emb.inv_freq")}
     wanted = {tensor.name: tensor for tensor in jax.tree.leaves(tree)}
@@ -352,10 +357,28 @@ def compare(files: Files, tree: dict, c: Config) -> None:
         raise ValueError(f"the files mix types: {', '.join(sorted(kinds))}")
 
 
-def load(files: Files, c: Config, mesh: Mesh, dtype: object = None) -> dict:
+# %% load
+def divided(tensor: Tensor, mesh: Mesh) -> NamedSharding:
+    """A tensor cut as it says; ValueError if its sizes do not divide."""
+    sharding = NamedSharding(mesh, tensor.cut)
+    try:
+        sharding.shard_shape(tensor.shape)
+    except ValueError:
+        why = f"{tensor.name} {tensor.shape} does not divide by {tensor.cut}"
+        raise ValueError(f"{why} over {dict(mesh.shape)}") from None
+    return sharding
+
+
+def load(
+    files: Files,
+    c: Config,
+    mesh: Mesh,
+    dtype: object = None,
+    place: Callable[[Tensor, Mesh], NamedSharding] = divided,
+) -> dict:
     """The weights of a model, each device's parts read by themselves."""
     tree = tensors(c)
-    compare(files, tree, c)
+    check_files(files, tree, c)
 
     def one(tensor: Tensor) -> jax.Array:
         parts = {}  # devices that hold the same part share one reading
@@ -366,16 +389,37 @@ def load(files: Files, c: Config, mesh: Mesh, dtype: object = None) -> dict:
                 parts[key] = np.array(files[tensor.name][index], dtype)
             return parts[key]
 
-        sharding = NamedSharding(mesh, tensor.cut)
-        try:
-            sharding.shard_shape(tensor.shape)
-        except ValueError:
-            sizes = dict(mesh.shape)
-            why = f"{tensor.name} {tensor.shape} does not divide by {tensor.cut}"
-            raise ValueError(f"{why} over {sizes}") from None
-        return jax.make_array_from_callback(tensor.shape, sharding, part)
+        return jax.make_array_from_callback(tensor.shape, place(tensor, mesh), part)
 
     return jax.tree.map(one, tree)
+
+
+# %% write
+def save_file(path: Path, arrays: dict[str, jax.Array], first: bool) -> None:
+    """Write one safetensors file; every process writes what its devices hold."""
+    kinds = {np.dtype(kind): name for name, kind in KINDS.items()}
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, x in arrays.items():
+        start, end = end, end + x.nbytes
+        header[name] = {"dtype": kinds[x.dtype], "shape": x.shape}
+        header[name]["data_offsets"] = [start, end]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    if first:
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            if hasattr(os, "posix_fallocate"):  # a full disk says so now
+                os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
+            file.truncate(8 + len(text) + end)
+    multihost_utils.sync_global_devices(f"{path.name} is there")
+    for name, x in arrays.items():
+        start = 8 + len(text) + header[name]["data_offsets"][0]
+        room = np.memmap(path, x.dtype, "r+", start, x.shape)
+        for shard in x.addressable_shards:
+            if shard.replica_id == 0:
+                room[shard.index] = shard.data
+        room.flush()
+    multihost_utils.sync_global_devices(f"{path.name} is whole")
 
 
 # %% save
@@ -414,31 +458,6 @@ def save(
         (part / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
         os.replace(part, folder)
     multihost_utils.sync_global_devices("saved")
-
-
-def save_file(path: Path, arrays: dict[str, jax.Array], first: bool) -> None:
-    """Write one safetensors file; every process writes what its devices hold."""
-    kinds = {np.dtype(kind): name for name, kind in KINDS.items()}
-    header, end = {"__metadata__": {"format": "pt"}}, 0
-    for name, x in arrays.items():
-        start, end = end, end + x.nbytes
-        header[name] = {"dtype": kinds[x.dtype], "shape": x.shape}
-        header[name]["data_offsets"] = [start, end]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    if first:
-        with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
-    multihost_utils.sync_global_devices(f"{path.name} is there")
-    for name, x in arrays.items():
-        start = 8 + len(text) + header[name]["data_offsets"][0]
-        room = np.memmap(path, x.dtype, "r+", start, x.shape)
-        for shard in x.addressable_shards:
-            if shard.replica_id == 0:
-                room[shard.index] = shard.data
-        room.flush()
-    multihost_utils.sync_global_devices(f"{path.name} is whole")
 
 
 # %% cache

@@ -29,7 +29,9 @@ EXPLAINED = {
     "setup": "03_devices",
     "digits": "02_train_on_one_device",
     "models": "02_train_on_one_device",
-    "checkpoint": "29_pretrained_weights",
+    "checkpoint-*": "29_pretrained_weights",
+    "decoder-choose": "30_generate",
+    "decoder-step": "30_generate",
     "decoder-*": "29_pretrained_weights",
 }
 # AST nodes a line in lesson cells, types of signatures aside, a chapter's average;

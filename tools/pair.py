@@ -2,7 +2,7 @@
 
 Every cell tagged shared-NAME, in a chapter or in a page of book/, gets the text of
 book/cells/NAME.py, or of launch/NAME.py, or, as shared-MODULE-PART, that part of
-launch/MODULE.py which a line `# %% PART` begins; and every chapter gets its links.
+MODULE.py which a line `# %% PART` begins; and every chapter gets its links.
 Then notebooks/X.ipynb is written from notebooks/X.md, and the tables of README.md and
 book/index.md from all chapters, with the steps of the path above the map. A notebook
 that holds an edit of its own is left alone, and the run fails and says so.
@@ -49,7 +49,7 @@ def head_links(root: Path, slug: str) -> str:
 
 
 def shared_source(root: Path, name: str) -> str:
-    """The text of book/cells/NAME.py, of a program in launch, or of a part of one."""
+    """The text of book/cells/NAME.py, of a program in launch, or of a part of these."""
     cell, module = root / f"book/cells/{name}.py", root / f"launch/{name}.py"
     if cell.exists():
         return cell.read_text().strip()
@@ -58,8 +58,8 @@ def shared_source(root: Path, name: str) -> str:
         title = said.partition("\n")[0].rstrip(".")
         return f"# @title {title}\n{program.strip()}"
     module, _, part = name.partition("-")
-    program = root / f"launch/{module}.py"
-    text = program.read_text() if program.exists() else ""
+    sources = root / f"book/cells/{module}.py", root / f"launch/{module}.py"
+    text = "".join(path.read_text() for path in sources if path.exists())
     parts = re.split(r"^# %% (\S+)$", text, flags=re.MULTILINE)
     if part not in parts[1::2]:
         raise ValueError(

@@ -2,6 +2,7 @@
 import json
 from pathlib import Path
 
+# %% model
 QWEN3 = {  # config.json
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -21,10 +22,25 @@ QWEN3 = {  # config.json
     "eos_token_id": None,
     "torch_dtype": "bfloat16",
 }
+TIED = QWEN3 | {"tie_word_embeddings": True}
+LLAMA = QWEN3 | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "head_dim": 8,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 1024,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
 
 
 def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a Qwen3 model's tensors, in the order of its layers."""
+    """The names and shapes of a model's tensors, in the order of its layers."""
     d, f, head = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
     q, k = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     table = config["vocab_size"], d
@@ -43,6 +59,8 @@ def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
             "mlp.up_proj": (f, d),
             "mlp.down_proj": (d, f),
         }.items():
+            if config["model_type"] == "llama" and shape == (head,):
+                continue  # only Qwen3 norms its queries and keys
             shapes[f"model.layers.{number}.{name}.weight"] = shape
     shapes["model.norm.weight"] = (d,)
     if not config["tie_word_embeddings"]:
@@ -64,6 +82,7 @@ def random_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
     return tensors
 
 
+# %% files
 def write_file(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """One safetensors file: the length of the header, the header, the numbers."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
