@@ -81,6 +81,11 @@ PROGRAMS = {
             "pipe, data, tensor",
         )
     },
+    "30_generate": {
+        "positions, flash": "layer_program(by_positions, flash)",
+        "rows, by hints": "layer_program(by_rows, attend)",
+        "rows, swap": "layer_program(by_rows, swap)",
+    },
     LAST: {name: name for name in MADE_IN_27},
 }
 IN_MESH = ("14_logical_axes",)  # whose programs are traced with their mesh set

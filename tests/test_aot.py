@@ -84,6 +84,7 @@ def test_what_chapters_say_is_the_same_everywhere():
         "17": ["fork and join", "gather, ring"],
         "20": ["ring"],
         "22": ["tensor 8", "seq 8"],
+        "30": ["rows, swap"],
     }
     for chapter, programs in said.items():
         for program in programs:
@@ -113,6 +114,8 @@ def test_what_chapters_say_of_the_differences():
     _, v5e, _ = sent("20", "gather")
     assert v5e["all-reduce"] == 921_095 and "reduce-scatter" not in v5e
     assert {kinds["all-to-all"] for kinds in sent("20", "by heads")} == {229_376}
+    cpu, v5e, h100 = sent("30", "positions, flash")
+    assert cpu == h100 and "reduce-scatter" not in v5e
     for program in ("pipe 4, data 2", "pipe, data, tensor"):
         cpu, v5e, h100 = sent("22", program)
         assert cpu == v5e
