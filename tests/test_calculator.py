@@ -1,5 +1,6 @@
 """The calculator of a step counts as chapter 26 does, and its page shows it."""
 
+import math
 import random
 import re
 from collections import Counter
@@ -16,14 +17,17 @@ TAKEN = """GB GiB Chip CHIPS step_flops all_reduce_sent all_gather_sent
 data_parallel_sent fully_sharded_sent tensor_parallel_sent Recipe state_bytes Estimate
 estimate binds least_seconds most_seconds flops_per_byte least_tokens most_ways
 Transformer layer_parameters parameters multiplied attention_flops kept_bytes Layout
-sent_bytes"""
+sent_bytes hops_and_bytes latency one_way"""
 SIZES = "layers width hidden heads kv_heads head_size vocabulary".split()
 AXES = ["data", "fsdp", "model"]
 RECIPES = {"Adam f32": (2, 2, 12), "Adam bf16": (2, 2, 4), "SGD": (2, 2, 0)}
 CHOSEN = {"chip": "TPU v5e", "recipe": "Adam f32", "gathers": "twice", "gated": "yes"}
 CHOSEN |= {"recompute": "every layer"}
+GENERATING = {"for": "train", "cache": "by key heads"}
+GENERATING |= {"weight_bytes": 2, "cache_bytes": 2}
 MORE_CHIPS = ["A100", "H200", "B200"]
-FIRST = form.sizes_at_first("calculator") | CHOSEN
+FIRST = form.sizes_at_first("calculator") | CHOSEN | GENERATING
+GENERATE = FIRST | {"for": "generate"}
 COUNT = """
   const C = Calculator;
   const at = C.read(texts);
@@ -252,6 +256,12 @@ def calculator(quiet_page) -> Page:
     return quiet_page("book/calculator.html")
 
 
+def case_of(page: Page) -> dict:
+    """What the fields hold, numbers as numbers."""
+    texts = state(page).items()
+    return {name: int(text) if text.isdigit() else text for name, text in texts}
+
+
 def three(number: float) -> str:
     """A number with three digits that count."""
     return f"{float(f'{number:.3g}'):,.15g}"
@@ -390,14 +400,11 @@ def test_models_to_try(calculator):
 
 
 def test_links_of_the_page_open_what_they_promise(calculator, chapter):
-    def case_of(page: Page) -> dict:
-        texts = state(page).items()
-        return {name: int(text) if text.isdigit() else text for name, text in texts}
-
     def sent(found: SimpleNamespace) -> float:
         return sum(found.sent.values())
 
     cases = form.opened(calculator, case_of)
+    cases = [case for case in cases if case["for"] == "train"]
     few, many, whole, small, *ways, one, both, _ = [
         by_the_chapter(chapter, case) for case in cases
     ]
@@ -440,3 +447,372 @@ def test_worked_example_is_right(chapter):
         f"= {three(found.needs[0])}.",
     ]:
         assert words in text
+
+
+# --------------------------------------------------------------- a step that generates
+
+BY_ROWS, BY_POSITIONS = "by key heads and rows", "by key heads and positions"
+CACHES = ["by key heads", BY_POSITIONS, BY_ROWS, "whole"]
+COUNT_GENERATE = """
+  const C = Calculator.generate;
+  const at = C.read(texts);
+  return {
+    held: C.held(at), sent: C.sent(at), row: C.rowBytes(at), most: C.mostRows(at),
+    critical: C.criticalRows(at),
+    decode: C.decodeTimes(at), prefill: C.prefillTimes(at),
+  };"""
+
+
+def generates(chapter: ModuleType, case: dict) -> SimpleNamespace:
+    """What the chapter's functions make of a case that generates, by the page."""
+    c, model = SimpleNamespace(**case), model_of(chapter, case)
+    chip, ways, rows = chapter.CHIPS[c.chip], c.ways, c.rows / c.replicas
+    key = math.gcd(c.kv_heads, ways)  # the mesh of chapter 30: (key, group)
+    group = ways // key
+    without = chapter.layer_parameters(model._replace(kv_heads=0))
+    of_keys = c.layers * (chapter.layer_parameters(model) - without)
+
+    def part(weights: int) -> float:
+        """A device's part of weights; those of keys and values are cut by key heads."""
+        return (weights - of_keys) / ways + of_keys / key
+
+    cuts = {"by key heads": [1, 1, key], BY_ROWS: [group, 1, key], "whole": [1, 1, 1]}
+    cuts[BY_POSITIONS] = [1, group, key]
+    shard = np.divide([rows, c.positions, c.kv_heads], cuts[c.cache])
+    numbers = 2 * c.layers * c.head_size * np.prod(shard)
+    found = SimpleNamespace(row=c.positions * c.kv_heads * c.head_size * 2 * c.layers)
+    found.row *= c.cache_bytes
+    found.held = {"weight": float(c.weight_bytes) * part(chapter.parameters(model))}
+    found.held |= {"cache": c.cache_bytes * numbers}
+    found.held |= {"logits": 4 * rows * c.vocabulary / ways}
+    read = float(c.weight_bytes) * part(chapter.multiplied(model))
+    looked_at = found.held["cache"] / (key if c.cache == "whole" else 1)
+
+    q, k = (2 * rows * n * c.head_size for n in (c.heads, c.kv_heads))
+    summed, gathered = chapter.all_reduce_sent, chapter.all_gather_sent
+    per_layer = {  # [what the ring does, bytes, devices]; an all-to-all is as a gather
+        "by key heads": [],
+        BY_POSITIONS: [(gathered, q / key, group)] * 2
+        + [(f, 4 * rows * c.heads / key, group) for f in (summed, gathered)],
+        BY_ROWS: [(gathered, q / ways, group)] * 2,
+        "whole": [(gathered, k, key)] * 2,
+    }[c.cache] * c.layers
+    places = dict(data=c.replicas, fsdp=1, model=ways, devices=c.replicas * ways)
+
+    def sums(tokens: float) -> list[tuple]:
+        return [(summed, 2 * tokens * c.width, ways)] * (2 * c.layers + 1)
+
+    def times(flops: float, rings: list, touched: float, axes: int) -> NamedTuple:
+        speed = wire_speed(chapter, case | places, "model", axes)
+        seconds = sum(f(nbytes, n) for f, nbytes, n in rings) / speed
+        for f, _, n in rings:  # a gather has half the hops of a sum
+            seconds += chapter.hops_and_bytes(0, n)[0] / (1 if f is summed else 2)
+        alone = chapter.estimate(flops, 0, chip, axes, touched)
+        return alone._replace(wires=seconds)
+
+    def both(flops: float, rings: list, touched: float) -> tuple:
+        fast, slow = (times(flops, rings, touched, axes) for axes in (c.axes, 1))
+        return fast, chapter.least_seconds(fast), chapter.most_seconds(slow)
+
+    found.sent = {"sums": sum(f(b, n) for f, b, n in sums(rows))}
+    found.sent["cache"] = sum(f(b, n) for f, b, n in per_layer)
+    flops = chapter.step_flops(part(chapter.multiplied(model)), rows) / 3
+    flops += chapter.attention_flops(model, rows, c.positions) / 3 / ways
+    found.decode = both(flops, sums(rows) + per_layer, read + looked_at)
+    layers = part(c.layers * chapter.layer_parameters(model))
+    flops = chapter.step_flops(layers, c.prompt) / 3
+    flops += chapter.step_flops(c.vocabulary * c.width / ways, 1) / 3
+    flops += chapter.attention_flops(model, c.prompt, c.prompt) / 3 / ways
+    found.prefill = both(flops / (c.used / 100), sums(c.prompt), read)
+    return found
+
+
+def random_generate(rng: random.Random, chips: dict) -> dict:
+    """A chip, ways and replicas, and sizes that they divide."""
+    replicas, ways = rng.choice([1, 1, 2, 4]), rng.choice([1, 2, 3, 4, 8, 16])
+    kv_heads = rng.choice([1, 2, 3, 4, 6, 8])
+    positions = rng.choice([1, 1, 32, 4096]) * 48
+    return random_case(rng, chips) | {
+        "width": rng.choice([96, 1000, 9000]),
+        "hidden": rng.randint(1, 2000) * ways,
+        "heads": rng.randint(1, 4) * math.lcm(kv_heads, ways),
+        "kv_heads": kv_heads,
+        "vocabulary": rng.randint(1, 2000) * ways,
+        "rows": rng.choice([1, 4, 60, 6000]) * replicas * ways,
+        "positions": positions,
+        "prompt": rng.randint(1, positions),
+        "used": rng.randint(1, 100),
+        "replicas": replicas,
+        "ways": ways,
+        "cache": rng.choice(CACHES),
+        "weight_bytes": rng.choice([4, 2, 1, 0.5]),
+        "cache_bytes": rng.choice([4, 2, 1]),
+    }
+
+
+@pytest.fixture(scope="module")
+def generated(browser, chapter) -> list[tuple[dict, dict]]:
+    """Random cases that generate, each with what the script counts for it."""
+    rng = random.Random(30)
+    cases = [random_generate(rng, chapter.CHIPS) for _ in range(600)]
+    return list(
+        zip(cases, form.counted(browser, "calculator.js", COUNT_GENERATE, cases))
+    )
+
+
+def test_generating_counts_as_the_chapter_does(generated, chapter):
+    seen = Counter()
+    for case, found in generated:
+        expected = generates(chapter, case)
+        for name, numbers in {
+            "held": expected.held,
+            "sent": expected.sent,
+            "decode": expected.decode[0]._asdict(),
+            "prefill": expected.prefill[0]._asdict(),
+        }.items():
+            assert found[name] == pytest.approx(numbers, rel=1e-12), (name, case)
+        assert found["row"] == expected.row
+        seen.update([chapter.binds(expected.decode[0]), case["cache"]])
+        seen["first " + chapter.binds(expected.prefill[0])] += 1
+        seen["repeated"] += case["kv_heads"] % case["ways"] > 0
+    kinds = {"arithmetic", "wires", "memory"}
+    kinds |= {f"first {kind}" for kind in kinds} | {*CACHES, "repeated"}
+    assert seen.keys() == kinds
+    assert min(seen.values()) >= 10, seen
+
+
+def test_largest_and_critical_batch(browser, generated, chapter):
+    """As many rows as are said fit, are accepted, and one more for each replica does
+    not fit; arithmetic takes longer than the memory beyond the critical rows alone."""
+    proposed, kinds = [], Counter()
+    for case, found in generated:
+        group = case["ways"] // math.gcd(case["kv_heads"], case["ways"])
+        step = case["replicas"] * (group if case["cache"] == BY_ROWS else 1)
+
+        def share(rows: int) -> float:
+            held = generates(chapter, case | {"rows": rows}).held
+            return sum(held.values()) / chapter.CHIPS[case["chip"]].memory
+
+        assert found["most"] % step == 0
+        assert share(found["most"] + step) > 0.9 * (1 - 1e-9), case
+        if found["most"]:
+            assert share(found["most"]) <= 0.9 * (1 + 1e-9), case
+            proposed.append(case | {"rows": found["most"]})
+        times = generates(chapter, case).decode[0]
+        critical = found["critical"]
+        over = case["rows"] / case["replicas"] > critical
+        assert over == (times.arithmetic > times.memory), case
+        kinds.update([over, critical < math.inf])
+    assert min(len(proposed), *kinds.values()) > 30, kinds
+    for case in form.counted(browser, "calculator.js", COUNT_GENERATE, proposed):
+        assert not isinstance(case, list), case
+
+
+# Llama 3 8B with 64 rows of 8,192 positions: what a device holds and sends, and times.
+BY_HAND = {
+    "8 TPU v5e": (
+        {},
+        [2 * 8_029_995_008 / 8, 64 * 2 * 2 * 32 * 1 * 128 * 8192, 4 * 64 * 128_256 / 8],
+        [65 * 2 * 7 / 8 * 2 * 64 * 4096, 0],
+        (2 * 7_504_658_432 + 4 * 32 * 8192 * 4096) * 8 / 197e12,
+        (2 * 7_504_658_432 / 8 + 8_589_934_592) / 819e9,
+        59_637_760 / 100e9 + 65 * 14e-6,
+    ),
+    "8 H100": (
+        {"chip": "H100"},
+        [2 * 8_029_995_008 / 8, 8_589_934_592, 4_104_192],
+        [59_637_760, 0],
+        (2 * 7_504_658_432 + 4 * 32 * 8192 * 4096) * 8 / 989e12,
+        (2 * 7_504_658_432 / 8 + 8_589_934_592) / 3.35e12,
+        59_637_760 / 450e9 + 65 * 14e-6,
+    ),
+    "8 H100, two key heads, rows cut": (
+        {"chip": "H100", "kv_heads": 2, "cache": BY_ROWS},
+        # 32 * 2 * 4096 * 2 * 128 weights of keys and values, each held by four
+        [2 * (7_828_668_416 + 3 * 67_108_864) / 8, 16 * 2**27, 4_104_192],
+        [59_637_760, 32 * 2 * 3 / 4 * 2 * 64 * 32 * 128 / 8],
+        None,
+        None,
+        (59_637_760 + 3_145_728) / 450e9 + 65 * 14e-6 + 32 * 2 * 3e-6,
+    ),
+}
+
+
+@pytest.mark.parametrize("words", BY_HAND)
+def test_a_token_by_hand(browser, words):
+    changes, held, sent, arithmetic, memory, wires = BY_HAND[words]
+    args = browser, "calculator.js", COUNT_GENERATE
+    [found] = form.counted(*args, [GENERATE | changes])
+    assert [*found["held"].values()] == pytest.approx(held, rel=1e-12)
+    assert [*found["sent"].values()] == pytest.approx(sent, rel=1e-12)
+    times = {"arithmetic": arithmetic, "memory": memory, "wires": wires}
+    for name, span in times.items():
+        assert span is None or found["decode"][name] == pytest.approx(span), name
+
+
+# Chapter 30's bill: what a layer holds of its cache and sends for it, without the sums.
+BILL = {"whole": (524_288, 1_024), "by key heads": (262_144, 0)}
+BILL |= {BY_POSITIONS: (65_536, 3_360), BY_ROWS: (65_536, 768)}
+
+
+@pytest.mark.parametrize("cache", BILL)
+def test_layouts_hold_and_send_as_chapter_30_measures(browser, cache):
+    """The chapter sends float32; of what the page counts, the softmax alone does."""
+    one = {"layers": 1, "width": 64, "hidden": 128, "heads": 8, "kv_heads": 2}
+    one |= {
+        "head_size": 16,
+        "vocabulary": 320,
+        "rows": 8,
+        "positions": 256,
+        "prompt": 1,
+    }
+    case = GENERATE | one | {"cache_bytes": 4, "cache": cache}
+    [found] = form.counted(browser, "calculator.js", COUNT_GENERATE, [case])
+    held, sent = BILL[cache]
+    softmax = 288 if cache == BY_POSITIONS else 0
+    assert found["held"]["cache"] == held
+    assert found["sent"]["cache"] == (sent - softmax) / 2 + softmax
+    assert found["sent"]["sums"] * 2 == 7_168 * 3 / 2  # and that of the embedding
+
+
+REFUSED_GENERATE = [
+    ({"prompt": 9000}, "prompt", "Positions is 8,192. Write at most that, or more"),
+    ({"used": 101}, "used", "Write at most 100."),
+    ({"ways": 3}, "heads", "Heads is 32, and Ways = 3 does not divide it."),
+    ({"replicas": 3}, "rows", "equally many rows. Try 66, or change Replicas."),
+    (
+        {"kv_heads": 2, "cache": BY_ROWS, "rows": 9},
+        "rows",
+        "Try 12, or change Replicas or ways to a key head.",
+    ),
+    (
+        {"kv_heads": 2, "positions": 8190, "cache": BY_POSITIONS},
+        "positions",
+        "ways to a key head = 4 does not divide it.",
+    ),
+    ({"replicas": 10**9, "rows": 10**9}, "ways", "Write at most 1 way"),
+    ({"axes": 3}, "axes", "Write 1 to 2."),
+    ({"rows": "many"}, "rows", 'Rows: cannot read "many" as a whole number'),
+    ({"layers": 10**8}, "width", "Take a smaller width."),
+    ({"layers": 10**5, "rows": 10**9, "cache": "whole"}, "rows", "Take fewer rows."),
+]
+
+
+def test_refusals_of_generating(browser, chapter):
+    """They name the field, and what they propose is not refused there."""
+    args = browser, "calculator.js", COUNT_GENERATE
+    form.check_refusals(*args, GENERATE, REFUSED_GENERATE)
+    rng, cases = random.Random(31), []
+    for _ in range(400):
+        case = random_generate(rng, chapter.CHIPS)
+        name = rng.choice(["heads", "hidden", "vocabulary", "rows", "positions"])
+        cases.append(case | {name: rng.randint(1, 10**9)})
+    again = []
+    for case, said in zip(cases, form.counted(*args, cases)):
+        if isinstance(said, list) and (cure := re.search(r"Try ([\d,]+)", said[1])):
+            again.append(case | {said[0]: cure[1]})
+    assert len(again) > 100
+    for case, said in zip(again, form.counted(*args, again)):
+        said = said[1] if isinstance(said, list) else ""
+        assert "does not divide" not in said and "larger" not in said, (said, case)
+
+
+ONE_H100 = {"chip": "H100", "ways": 1, "rows": 32}
+SHOWN_GENERATE = {
+    "first": {},
+    "h100": ONE_H100,
+    "repeated": {"kv_heads": 2, "cache": BY_POSITIONS, "axes": 2},
+    "rows": {"kv_heads": 2, "cache": BY_ROWS, "replicas": 2, "weight_bytes": 0.5},
+}
+
+
+@pytest.mark.parametrize("changes", SHOWN_GENERATE.values(), ids=SHOWN_GENERATE)
+def test_page_shows_a_step_that_generates(calculator, chapter, changes):
+    type_in(calculator, **{"for": "generate"}, **changes)
+    case = GENERATE | changes
+    found, chip = generates(chapter, case), chapter.CHIPS[case["chip"]]
+    numbers = [*found.held.values(), sum(found.held.values()), chip.memory]
+    names = ["1 Weights", "2 Cache", "3 Logits", "Held", "A device has"]
+    rows = [[name, f"{number:,.0f}"] for name, number in zip(names, numbers)]
+    assert table(calculator, ".held") == rows
+    sent = [*found.sent.values(), sum(found.sent.values())]
+    assert [row[1] for row in table(calculator, ".kinds")] == [
+        f"{n:,.0f}" for n in sent
+    ]
+    (alone, best, worst), (_, first, late) = found.decode, found.prefill
+    shown = {row[0]: row[1:] for row in table(calculator, ".times")}
+    for name, tokens, span in [
+        ("arithmetic", case["rows"], alone.arithmetic),
+        ("at best: the longest", case["rows"], best),
+        ("at worst: wires not hidden", case["rows"], worst),
+        ("a prompt, at best", case["prompt"], first),
+        ("a prompt, at worst", case["prompt"], late),
+    ]:
+        assert shown[name] == [in_seconds(span), three(tokens / span)], name
+    for words in [
+        f"best, where {chapter.binds(alone)} bind",
+        f"{three(1 / best)} to {three(1 / worst)} tokens a second for each row",
+        f"first token after {in_seconds(first)} to {in_seconds(late)}.",
+    ]:
+        expect(answer(calculator)).to_contain_text(words)
+    repeats = calculator.get_by_text("the matrices of each are held 4 times")
+    assert repeats.count() == ("kv_heads" in changes)
+    if chapter.binds(alone) == "memory":
+        speeds = {name: shown[f"memory: {name}"][1] for name in ("weights", "cache")}
+        mostly = min(speeds, key=lambda name: float(speeds[name].replace(",", "")))
+        expect(answer(calculator)).to_contain_text(f"binds, mostly for the {mostly}")
+    expect(calculator.locator("#explorer [name=tokens]")).to_be_hidden()
+
+
+def test_an_address_names_what_the_page_does_not_have(calculator):
+    asked = "for=serve&cache=by+pages&weight_bytes=3"
+    calculator.goto(f"{calculator.url.partition('?')[0]}?{asked}")
+    said = calculator.locator("#explorer > [role=status]")
+    for name, value, shown in [
+        ("for", "serve", "train"),
+        ("cache", "by pages", "by key heads"),
+        ("weight_bytes", "3", "2"),
+    ]:
+        expect(said).to_contain_text(f'The address says {name}="{value}", which')
+        expect(said).to_contain_text(f"It shows {shown} instead")
+
+
+def test_worked_token_is_right(calculator, chapter):
+    """The numbers of the text, and the steps that its other links open."""
+    found, gpu = (generates(chapter, GENERATE | more) for more in ({}, ONE_H100))
+    numbers = [*found.held.values(), sum(found.held.values()), found.row]
+    numbers += [chapter.parameters(model_of(chapter, GENERATE)), found.sent["sums"]]
+    read = 2 * chapter.multiplied(model_of(chapter, GENERATE))
+    numbers += [read / 8, read / 2, *gpu.held.values(), read]
+    text = form.section("calculator", "Work a token out by hand")
+    written = re.findall(r"\b\d{1,3}(?:,\d{3}){2,}", text)
+    assert set(written) == {f"{number:,.0f}" for number in numbers}
+    (alone, best, worst), (_, first, late) = found.decode, found.prefill
+    for words in [
+        f"{in_seconds(best)} at best and {in_seconds(worst)} at worst",
+        f"{three(1 / best)} to {three(1 / worst)} tokens a second for each row",
+        f"{three(64 / best)} to {three(64 / worst)} in all",
+        f"after {in_seconds(first)} at best, at half the peak, and after",
+        f"{in_seconds(late)} at worst",
+        f"take {in_seconds(alone.arithmetic)}",
+        f"That is {in_seconds(alone.wires)}",
+        f"in {in_seconds(gpu.decode[1])}: {three(1 / gpu.decode[1])} tokens a second",
+        f"{three(32 / gpu.decode[1])} in all",
+        f"a prompt takes {in_seconds(gpu.prefill[1])}",
+    ]:
+        assert words in text, words
+
+    cases = form.opened(calculator, case_of)
+    cases = [case for case in cases if case["for"] == "generate"]
+    _, *steps, shared, cut, first, h100 = [generates(chapter, case) for case in cases]
+    assert cases[0] == cases[2] == cases[-2] == GENERATE
+    assert cases[-1] == GENERATE | ONE_H100
+    long, short = (steps[n + 1].decode[1] / steps[n].decode[1] for n in (0, 2))
+    assert 5 < long < 5.5 and 1.1 < short < 1.2
+    assert shared.row == first.row / 4 == cut.row
+    assert shared.held["cache"] == first.held["cache"] == 4 * cut.held["cache"]
+    calculator.goto(f"{calculator.url.partition('?')[0]}?for=generate")
+    for words in ("at most 92 rows fit", "holds 10.6 GB of its 16 GB"):
+        expect(answer(calculator)).to_contain_text(words)
+    type_in(calculator, **ONE_H100)
+    expect(answer(calculator)).to_contain_text("at most 52 rows fit")

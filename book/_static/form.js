@@ -102,7 +102,7 @@
       for (const name of names) if (given.has(name)) field[name].value = given.get(name);
       const strange = choices.filter((name) => !field[name].value);
       for (const name of strange) field[name].selectedIndex = 0;
-      unknown.textContent = strange.map((name) => `The address asks for ${name} "${given.get(name)}",`
+      unknown.textContent = strange.map((name) => `The address says ${name}="${given.get(name)}",`
         + ` which this page does not have. It shows ${field[name].value} instead.`).join(" ");
       render();
     }
@@ -136,6 +136,6 @@
     return { part, field, take, start };
   }
 
-  globalThis.Form = { product, productOf, sum, english, percent, check, wholeNumbers, broken,
-    checkRules, bar, row, keyed, connect };
+  globalThis.Form = { product, productOf, sum, english, percent, check, wholeNumbers, divisor,
+    broken, checkRules, bar, row, keyed, connect };
 })();
