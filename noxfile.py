@@ -122,6 +122,8 @@ def lab(session: nox.Session) -> None:
         env |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
     if name == "pytorch":
         session.install("torch==2.13.0")
+    if name == "hugging_face":  # PyTorch with NVIDIA's libraries, which it never uses
+        session.install("torch==2.15.0", "transformers==5.23.0", "safetensors==0.8.0")
     clean_up = {"interrupt_timeout": 30, "terminate_timeout": 30}
     session.run("python", "lab", *session.posargs, env=env, **clean_up)
 

@@ -1,0 +1,627 @@
+"""Hold launch/decoder.py against Transformers: `nox -s lab -- hugging_face`.
+
+    logits    the small checkpoints of chapters 29 and 30, opened by both
+    made      small models that Transformers makes and saves, read by us
+    written   all of these, written by us and opened by Transformers and safetensors
+    loading   1 GiB onto eight emulated devices: time and memory, against safetensors
+    speed     launch/generate.py against `generate` of Transformers: tokens a second
+
+The first three compute in float32: in bfloat16 each would round in its own order. The
+others let processes of their own take turns, which this file is the program of.
+"""
+
+import argparse
+import collections
+import gc
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import record
+from jax.sharding import Mesh, NamedSharding
+
+sys.path.append(str(record.ROOT / "launch"))
+import decoder  # noqa: E402
+
+DECODER, GENERATE = "launch/decoder.py", "launch/generate.py"
+CHECKPOINT = "book/cells/checkpoint.py"
+VARIANTS = {"qwen3": "QWEN3", "tied": "TIED", "llama": "LLAMA"}  # names in CHECKPOINT
+DEVICES = 1, 2, 8
+PROMPT, NEW = 8, 24  # tokens read, and tokens that greedy decoding adds to them
+SHOWN = 16  # of these, in the chapters
+COLUMNS = 0, 80, 160, 240  # of the logits, in the chapters
+AIM = 1e-4  # the most that two logits may differ
+LEAST_GAP = 1e-3  # between the best two, so that every machine takes the same one
+
+
+def some_tokens() -> np.ndarray:
+    """Two rows of 24 tokens: i32[2, 24]."""
+    rng = np.random.Generator(np.random.Philox(1))
+    return rng.integers(2, 320, (2, 24)).astype(np.int32)
+
+
+def write_variant(folder: Path, name: str) -> Path:
+    """One of the chapters' checkpoints, seed 0."""
+    cell = {"jnp": jnp, "np": np}
+    exec((record.ROOT / CHECKPOINT).read_text(), cell)
+    config = cell[VARIANTS[name]]
+    tensors = cell["random_tensors"](config, seed=0)
+    cell["write_checkpoint"](folder / name, config, tensors)
+    return folder / name
+
+
+def load_theirs() -> tuple[ModuleType, ModuleType]:
+    """PyTorch and Transformers, which have nothing to ask the network."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    return torch, transformers
+
+
+def make_by_transformers(folder: Path, name: str) -> Path:
+    """A small model that Transformers makes and saves, in several files.
+
+    Its weights are larger than Transformers draws them, so that wrong answers show."""
+    torch, transformers = load_theirs()
+    kind = transformers.Qwen3Config if "Qwen3" in name else transformers.LlamaConfig
+    config = kind(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=16 if "Qwen3" in name else 8,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-6,
+        bos_token_id=1,
+        eos_token_id=None,
+        tie_word_embeddings="tied" in name.split(),
+    )
+    torch.manual_seed(3)  # with others some tokens are nearly equal
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter_name, p in model.named_parameters():
+            if "norm" in parameter_name:
+                p.copy_(1 + 0.3 * torch.randn_like(p))
+            else:
+                scale = 3 if "embed" in parameter_name else 1.5
+                p.copy_(scale * torch.randn_like(p) / p.shape[-1] ** 0.5)
+    model = model.to(torch.bfloat16)
+    model.save_pretrained(folder / name, max_shard_size="200KB")
+    return folder / name
+
+
+class Answers(NamedTuple):
+    """What Transformers says."""
+
+    logits: np.ndarray  # f32[b, t, vocabulary]
+    greedy: np.ndarray  # the NEW tokens that it adds to the first few: [b, NEW]
+    gap: float  # by how much a best token's logit exceeds the next one's, at least
+
+
+def theirs(folder: Path, tokens: np.ndarray) -> Answers:
+    """Transformers' answers to tokens [b, t]: a model that it opens with something
+    missing or left over is an error here, and so are tokens that rounding may swap."""
+    torch, transformers = load_theirs()
+    model, about = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    if wrong := {what: names for what, names in about.items() if names}:
+        raise SystemExit(f"{folder.name}: Transformers says {wrong}")
+    given = torch.from_numpy(tokens).long()
+    with torch.no_grad():
+        scores = model(given).logits.numpy()
+        start = given[:, :PROMPT]
+        said = model.generate(
+            start,
+            attention_mask=torch.ones_like(start),
+            max_new_tokens=NEW,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    both = np.concatenate([scores, torch.stack(said.logits, 1).numpy()], axis=1)
+    best = np.sort(both, axis=-1)
+    gap = round(float((best[..., -1] - best[..., -2]).min()), 4)
+    if gap < LEAST_GAP:
+        raise SystemExit(f"{folder.name}: two tokens are only {gap} apart")
+    return Answers(scores, said.sequences[:, PROMPT:].numpy(), gap)
+
+
+def ours(folder: Path, tokens: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The same of launch/decoder.py on n devices."""
+    c = decoder.read_config(folder)
+    mesh = decoder.model_mesh(c, jax.devices()[:n])
+    weights = decoder.load(decoder.open_folder(folder), c, mesh, jnp.float32)
+    rows, length = tokens.shape
+
+    @jax.jit
+    def forward(weights, tokens):
+        positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+        x, _ = decoder.hidden(weights, tokens, positions, c)
+        return decoder.logits(weights, x, c)
+
+    step = jax.jit(decoder.step, static_argnames="c", donate_argnames="caches")
+    none = jnp.zeros(rows, jnp.int32)  # no seed, and no heat: greedy
+    caches = decoder.empty_caches(c, rows, PROMPT + NEW, jnp.float32)
+    read, start, said = jnp.asarray(tokens[:, :PROMPT]), 0, []
+    for _ in range(NEW):
+        count = read.shape[1]
+        at, of = jnp.full(rows, start), jnp.full(rows, count)
+        chosen, caches = step(weights, read, at, of, none, none * 0.0, caches, c)
+        said.append(np.asarray(chosen))
+        read, start = chosen[:, None], start + count
+    return np.asarray(forward(weights, tokens)), np.stack(said, axis=1)
+
+
+def held_against(folder: Path) -> tuple[dict, Answers]:
+    """How far we are from Transformers on each number of devices; its own answers."""
+    tokens = some_tokens()
+    said = theirs(folder, tokens)
+    found = {"gap": said.gap}
+    for n in DEVICES:
+        logits, greedy = ours(folder, tokens, n)
+        off = float(f"{abs(logits - said.logits).max():.1e}")
+        same = bool((greedy == said.greedy).all())
+        found[f"devices {n}"] = {"off": off, "tokens": same}
+    return found, said
+
+
+def logits(folder: Path) -> dict:
+    """What Transformers says of the chapters' checkpoints, and how far we are off."""
+    found = {"row": some_tokens()[0].tolist()}
+    for name in VARIANTS:
+        agreed, said = held_against(write_variant(folder, name))
+        shown = said.logits[0][:, COLUMNS].astype(float)
+        found[name] = agreed | {
+            "best": said.logits[0].argmax(-1).tolist(),
+            "logits": shown.round(6).tolist(),
+            "greedy": said.greedy[0][:SHOWN].tolist(),
+        }
+    return found
+
+
+MADE = "Llama", "Llama tied", "Qwen3", "Qwen3 tied"
+
+
+def made(folder: Path) -> dict:
+    """Models that Transformers has made, and how far we are off."""
+    return {n: held_against(make_by_transformers(folder, n))[0] for n in MADE}
+
+
+def written(folder: Path) -> dict:
+    """Checkpoints that we load onto eight devices and write again."""
+    from safetensors.numpy import load_file
+
+    found = {}
+    folders = [write_variant(folder, name) for name in VARIANTS]
+    folders += [make_by_transformers(folder, name) for name in MADE]
+    for read in folders:
+        files, c = decoder.open_folder(read), decoder.read_config(read)
+        weights = decoder.load(files, c, decoder.model_mesh(c))
+        again = read.with_name(f"{read.name} again")
+        decoder.save(again, weights, c, read / "config.json", limit=200_000)
+        paths, tensors = sorted(again.glob("*.safetensors")), {}
+        for path in paths:
+            tensors |= load_file(path)
+        equal = {n: x.tobytes() for n, x in tensors.items()} == {
+            n: np.asarray(x).tobytes() for n, x in files.items()
+        }
+        before, after = (theirs(x, some_tokens()).logits for x in (read, again))
+        off = float(abs(after - before).max())
+        found[read.name] = {"files": len(paths), "bits equal": equal, "off": off}
+    return found
+
+
+# --------------------------------------------------------------- processes in turn
+
+REPEATS = 5
+
+
+class Worker:
+    """A process that runs a function of this file, which yields an answer at each turn.
+
+    It has XLA's own flags, not those with which the book is tested."""
+
+    def __init__(self, function: Callable, *words: object) -> None:
+        ours = "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"
+        env = {name: text for name, text in os.environ.items() if name not in ours}
+        command = [sys.executable, __file__, function.__name__, *map(str, words)]
+        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=env, **pipe)
+
+    def turn(self) -> dict:
+        """Let it go on, and wait for what it yields."""
+        print(file=self.process.stdin, flush=True)
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def work(name: str, *words: str) -> None:
+    """Be such a process."""
+    answers = open(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
+    turns = {"load": load, "generate_ours": generate_ours}
+    turns["generate_theirs"] = generate_theirs
+    turn = turns[name](*words)
+    for _ in sys.stdin:
+        print(json.dumps(next(turn)), file=answers, flush=True)
+
+
+def in_turn(names: Iterable[str], number: int) -> list[str]:
+    """These names, every other time from the last to the first."""
+    return [*names][:: -1 if number % 2 else 1]
+
+
+def load_average() -> float:
+    """How many processes wanted a core in the last minute, these included."""
+    return round(os.getloadavg()[0], 1)
+
+
+def middle(numbers: list[float]) -> float:
+    return statistics.median(numbers)
+
+
+# ------------------------------------------------------------------------- loading
+
+GIBIBYTE = {  # a config.json whose tensors fill 1 GiB, with what every variant says
+    "vocab_size": 94144,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
+WAYS = "ours", "safetensors"
+MEMORY = "VmHWM", "VmRSS", "RssAnon", "RssFile"  # of /proc/self/status
+
+
+def write_large(folder: Path, config: dict, files: int) -> Path:
+    """A checkpoint of random bits, written a file at a time."""
+    cell = {"jnp": jnp, "np": np}
+    exec((record.ROOT / CHECKPOINT).read_text(), cell)
+    config = cell["QWEN3"] | config
+    cell["write_checkpoint"](folder, config, cell["random_tensors"](config, 0), files)
+    return folder
+
+
+def memory() -> dict[str, int]:
+    """Bytes of this process, as Linux counts them."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    found = dict(line.split(":", 1) for line in lines)
+    return {name: int(found[name].split()[0]) * 1024 for name in MEMORY}
+
+
+def load(way: str, what: str, folder: str, small: str) -> Iterator[dict]:
+    """Load a folder onto eight devices: seconds, or the most memory above what there
+    was before. The small one comes first, so that no library is loaded meanwhile."""
+    import safetensors.flax
+
+    jax.config.update("jax_num_cpu_devices", 8)
+
+    def shardings(c: decoder.Config, mesh: Mesh) -> dict[str, NamedSharding]:
+        tree = jax.tree.leaves(decoder.tensors(c))
+        return {tensor.name: decoder.divided(tensor, mesh) for tensor in tree}
+
+    def arrays(folder: Path) -> object:
+        c = decoder.read_config(folder)
+        mesh = decoder.model_mesh(c)
+        if way == "ours":
+            return decoder.load(decoder.open_folder(folder), c, mesh)
+        tensors = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            tensors |= safetensors.flax.load_file(path)
+        return jax.device_put(tensors, shardings(c, mesh))
+
+    jax.block_until_ready(arrays(Path(small)))
+    gc.collect()
+    before, most, over = memory(), dict.fromkeys(MEMORY, 0), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            now = memory()
+            most.update({name: max(most[name], now[name]) for name in MEMORY})
+
+    watcher = threading.Thread(target=watch)
+    if what == "memory":
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+        watcher.start()
+    begun = time.perf_counter()
+    loaded = jax.block_until_ready(arrays(Path(folder)))
+    seconds = time.perf_counter() - begun
+    over.set()
+    if what == "seconds":
+        yield {"seconds": seconds}
+        return
+    watcher.join()
+    most["VmHWM"] = memory()["VmHWM"]
+    shards = [s for x in jax.tree.leaves(loaded) for s in x.addressable_shards]
+    yield {
+        "peak": most["VmHWM"] - before["VmRSS"],
+        "anonymous": most["RssAnon"] - before["RssAnon"],
+        "mapped": most["RssFile"] - before["RssFile"],
+        "arrays": sum(shard.data.nbytes for shard in shards),
+    }
+
+
+def loading(folder: Path) -> dict:
+    """1 GiB in five files, all in the page cache, each loading in its own process.
+
+    MiB above what the process had before: of the most that it held at a time (peak),
+    of its anonymous and its file-mapped pages, each at their most, and of the anonymous
+    ones without the arrays themselves, which an accelerator would hold (beside)."""
+    large = write_large(folder / "large", GIBIBYTE, 5)
+    small = write_variant(folder, "qwen3")
+    found = {way: collections.defaultdict(list) for way in WAYS}
+    busy = [load_average()]
+    for number in range(REPEATS):
+        for what in ("seconds", "memory"):
+            for way in in_turn(WAYS, number):
+                worker = Worker(load, way, what, large, small)
+                for name, number in worker.turn().items():
+                    found[way][name].append(number)
+                worker.end()
+    busy.append(load_average())
+    size = sum(path.stat().st_size for path in large.glob("*.safetensors"))
+    result = {"bytes": size, "repeats": REPEATS, "load average": busy}
+    for way, numbers in found.items():
+        times = numbers.pop("seconds")
+        pairs = zip(numbers["anonymous"], numbers["arrays"])
+        numbers["beside"] = [anonymous - arrays for anonymous, arrays in pairs]
+        told = [round(f(times), 2) for f in (middle, min, max)]
+        mebi = {name: round(middle(each) / 2**20) for name, each in numbers.items()}
+        result[way] = dict(zip(("seconds", "from", "to"), told)) | mebi
+    ratios = {
+        name: round(result["ours"][name] / result["safetensors"][name], 2)
+        for name in ("seconds", "peak", "anonymous", "beside")
+    }
+    aims = {"beside": ratios["beside"] <= 1 / 3, "seconds": ratios["seconds"] <= 1}
+    return result | {"ours by theirs": ratios, "reached": aims}
+
+
+# --------------------------------------------------------------------------- speed
+
+FIFTY_MILLION = {  # 50.3 million parameters
+    "vocab_size": 24576,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 1024,
+}
+ROUNDS = 5
+OURS = {  # slots, of which launch/generate.py has 8 by default
+    "one": {"ours": 8},
+    "sixteen": {"ours": 8, "ours, 16 slots": 16},
+}
+THEIRS = {  # batches; two are of answers sorted by length, which it would have to know
+    "one": {"theirs": 1},
+    "sixteen": {"theirs": 1, "theirs, two batches": 2},
+}
+CASES = {  # requests, our type and theirs, and how many times as fast we want to be
+    "one, float32": ("one", "float32", "float32", 1),
+    "one, bfloat16": ("one", "float32", "bfloat16", 1),  # we choose so on a CPU
+    "sixteen, float32": ("sixteen", "float32", "float32", 2),
+}
+
+
+def asked(case: str) -> list[tuple[list[int], int]]:
+    """Prompts, and how many tokens shall follow each."""
+    rng = np.random.Generator(np.random.Philox(1))
+    if case == "one":
+        sizes = [(32, 128)]
+    else:
+        sizes = zip(
+            rng.integers(8, 97, 16).tolist(), rng.integers(16, 257, 16).tolist()
+        )
+    return [(rng.integers(2, 24576, size).tolist(), most) for size, most in sizes]
+
+
+def on_one_core() -> None:
+    """Run on the last core alone, all threads of this process."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def generate_ours(
+    folder: str, case: str, dtype: str, slots: str = "8"
+) -> Iterator[dict]:
+    """Answer all requests, as launch/generate.py does."""
+    on_one_core()
+    import generate
+
+    c, files = decoder.read_config(folder), decoder.open_folder(folder)
+    mesh = decoder.model_mesh(c)
+
+    def requests() -> list[generate.Request]:
+        wanted = enumerate(asked(case))
+        return [generate.Request(i, said, most, 0.0, 0) for i, (said, most) in wanted]
+
+    weights = decoder.load(files, c, mesh, dtype, generate.fitted)
+    options = argparse.Namespace(length=None, slots=int(slots))
+    shape = generate.plan(options, requests(), 1024, mesh, jnp.dtype(dtype))
+    engine = generate.Engine(weights, c, mesh, shape)
+    while True:
+        these = requests()
+        begun = time.perf_counter()
+        for _ in generate.serve(engine, these, set()):
+            pass
+        seconds = time.perf_counter() - begun
+        yield {"seconds": seconds, "said": [request.said for request in these]}
+
+
+def generate_theirs(folder: str, case: str, dtype: str, batches: str) -> Iterator[dict]:
+    """Answer all requests by `generate`, in left-padded batches that go on until their
+    longest answer is whole."""
+    on_one_core()
+    torch, transformers = load_theirs()
+    torch.set_num_threads(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype)
+    )
+    requests = asked(case)
+    order = sorted(range(len(requests)), key=lambda i: requests[i][1])
+    size = math.ceil(len(order) / int(batches))
+    groups = [order[i : i + size] for i in range(0, len(order), size)]
+    while True:
+        begun = time.perf_counter()
+        said = {}
+        for group in groups:
+            prompts, most = zip(*(requests[i] for i in group))
+            longest = max(map(len, prompts))
+            padded = [[0] * (longest - len(p)) + p for p in prompts]
+            mask = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts]
+            with torch.inference_mode():
+                out = model.generate(
+                    torch.tensor(padded),
+                    attention_mask=torch.tensor(mask),
+                    max_new_tokens=max(most),
+                    do_sample=False,
+                    eos_token_id=None,
+                    pad_token_id=0,
+                )
+            for i, row, count in zip(group, out[:, longest:].tolist(), most):
+                said[i] = row[:count]
+        seconds = time.perf_counter() - begun
+        yield {"seconds": seconds, "said": [said[i] for i in range(len(requests))]}
+
+
+def speed(folder: Path) -> dict:
+    """Tokens a second on one core, where the two take turns; neither loading nor
+    compiling counts, and of each answer only the tokens that were asked for."""
+    place = write_large(folder / "fifty", FIFTY_MILLION, 2)
+    busy, found, reached = [load_average()], {}, {}
+    for name, (case, our_type, their_type, aim) in CASES.items():
+        workers = {
+            who: Worker(generate_ours, place, case, our_type, slots)
+            for who, slots in OURS[case].items()
+        } | {
+            who: Worker(generate_theirs, place, case, their_type, batches)
+            for who, batches in THEIRS[case].items()
+        }
+        tokens = sum(most for _, most in asked(case))
+        said = {who: worker.turn()["said"] for who, worker in workers.items()}
+        rates = collections.defaultdict(list)
+        for number in range(ROUNDS):
+            for who in in_turn(workers, number):
+                rates[who].append(tokens / workers[who].turn()["seconds"])
+        for worker in workers.values():
+            worker.end()
+        alike = sum(a == b for a, b in zip(said["ours"], said["theirs"]))
+        row = {"tokens": tokens, "answers alike": alike}
+        row |= {who: round(middle(each), 1) for who, each in rates.items()}
+        least = []
+        for who in OURS[case]:
+            ratios = {
+                other: [a / b for a, b in zip(rates[who], rates[other])]
+                for other in THEIRS[case]
+            }
+            least.append(min(middle(each) for each in ratios.values()))
+            for other, each in ratios.items():
+                told = [round(f(each), 2) for f in (middle, min, max)]
+                row[f"{who} by {other}"] = told
+        found[name], reached[name] = row, max(least) >= aim
+        print(f"{name}: {row}", flush=True)
+    busy.append(load_average())
+    return found | {"rounds": ROUNDS, "load average": busy, "reached": reached}
+
+
+PARTS = {
+    "logits": (logits, [DECODER, CHECKPOINT]),
+    "made": (made, [DECODER]),
+    "written": (written, [DECODER, CHECKPOINT]),
+    "loading": (loading, [DECODER]),
+    "speed": (speed, [DECODER, GENERATE]),
+}
+
+
+def measure(*wanted: str) -> Iterator[tuple[str, dict]]:
+    """Measure these parts, or all, each in a temporary folder."""
+    jax.config.update("jax_num_cpu_devices", 8)
+    for name in wanted or PARTS:
+        with tempfile.TemporaryDirectory() as folder:
+            yield name, PARTS[name][0](Path(folder))
+
+
+def files(part: str) -> list[str]:
+    return PARTS[part][1]
+
+
+def versions() -> dict[str, str]:
+    return record.installed("jax", "torch", "transformers", "safetensors")
+
+
+def same(kept: object, found: object) -> bool:
+    """Whether answers agree to within AIM. Of times and memory, which are another
+    machine's, only what was aimed at has to be reached as before."""
+    if isinstance(kept, dict) and isinstance(found, dict):
+        if "reached" in kept:
+            return kept["reached"] == found.get("reached")
+        alike = kept.keys() == found.keys()
+        return alike and all(same(kept[name], found[name]) for name in kept)
+    if isinstance(kept, list) and isinstance(found, list):
+        return len(kept) == len(found) and all(map(same, kept, found))
+    if isinstance(kept, float) and isinstance(found, float):
+        return abs(kept - found) <= AIM + 5e-5  # and what rounding adds
+    return kept == found
+
+
+def cell(parts: dict[str, record.Part]) -> str:
+    """What chapters 29 and 30 show of the record."""
+    part = parts["logits"]
+    found, about = part["found"], part["versions"]
+    made_with = {"date": part["recorded"]}
+    made_with |= {name: about[name] for name in ("transformers", "torch")}
+
+    def numbers(of: list[int]) -> str:
+        lines = textwrap.wrap(" ".join(map(str, of)), 60)
+        quoted = " ".join(repr(f"{line} ") for line in lines)
+        return f"np.array(({quoted}).split(), int)"
+
+    text = f"{HEAD}TRANSFORMERS_ON = {made_with}\nTOKENS = {numbers(found['row'])}\n"
+    text += f"COLUMNS = {[*COLUMNS]}\nTRANSFORMERS = {{"
+    for name in VARIANTS:
+        said = found[name]
+        text += f"{name!r}: {{'best': {numbers(said['best'])}, 'greedy': "
+        text += f"{numbers(said['greedy'])}, 'logits': {said['logits']}}}, "
+    return text + "}\n"
+
+
+HEAD = """\
+# @title Recorded answers of Transformers
+# Written by `nox -s lab -- hugging_face --record`: what Transformers computes, in
+# float32, from the small checkpoints with seed 0 that this notebook writes.
+#   best     the best next token at each position of TOKENS
+#   logits   of these COLUMNS, at each position of TOKENS
+#   greedy   the 16 tokens that follow the first 8
+"""
+
+
+if __name__ == "__main__":
+    work(*sys.argv[1:])
