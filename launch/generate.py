@@ -216,7 +216,8 @@ def read_requests(
         try:
             asked = json.loads(line)
         except ValueError as error:
-            raise ValueError(f"{where}: it is not JSON ({error})") from None
+            why = getattr(error, "msg", error)
+            raise ValueError(f"{where}: it is not JSON ({why})") from None
         try:
             request = read_request(asked, index, options, tokenizer, c.vocabulary)
         except ValueError as error:
