@@ -211,7 +211,7 @@ def read_requests(
         ):
             if line.strip():
                 lines.append((f"{options.prompts}, line {place}", line))
-    requests = []
+    requests, names = [], set()
     for index, (where, line) in enumerate(lines):
         try:
             asked = json.loads(line)
@@ -222,6 +222,9 @@ def read_requests(
             request = read_request(asked, index, options, tokenizer, c.vocabulary)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
+        if request.name in names:
+            raise ValueError(f"{where}: the id {request.name!r} was there before")
+        names.add(request.name)
         requests.append(request)
     if not requests:
         raise ValueError(f"{options.prompts} asks for nothing")
@@ -504,7 +507,12 @@ def plan(
                 f"the prompt of {request.name!r} has {size} tokens, and with one of "
                 f"an answer it has to fit into {length} positions"
             )
-        request.most = min(request.most, length - size)
+    short = [r for r in requests if r.most > length - len(r.prompt)]
+    if short:
+        told = f"that of {short[0].name!r} after {length - len(short[0].prompt)} tokens"
+        say(f"{len(short)} answers end where {length} positions are full: {told}")
+    for request in short:
+        request.most = length - len(request.prompt)
     sizes = [len(request.prompt) for request in requests]
     chunk = min(max(sizes), 16 if mesh.devices.flat[0].platform == "cpu" else 128)
     rows = min(ROWS, sum(math.ceil(size / chunk) for size in sizes))

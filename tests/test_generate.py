@@ -343,9 +343,17 @@ def sentence(place: Path, *words: object) -> str:
         ({"rope_scaling": {"rope_type": "yarn"}}, "not here: rope of type 'yarn'"),
         ({"vocab_size": 99}, "embed_tokens.weight is (321, 64) in the files, not (99,"),
         ({"tie_word_embeddings": True}, "ties the two tables, and they differ"),
-        ({"num_hidden_layers": 3}, "the model asks for, and is not in the files: 11"),
-        ({"num_hidden_layers": 1}, "in the files, and the model has no place for: 11"),
-        ({"num_attention_heads": "8"}, "is not as it should be"),
+        (
+            {"num_hidden_layers": 3},
+            "missing in the files: model.layers.2.input_layernorm.weight",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            "not of this model: model.layers.1.input_layernorm.weight",
+        ),
+        ({"num_attention_heads": "8"}, "num_attention_heads is '8', no number above 0"),
+        ({"num_key_value_heads": "two"}, "num_key_value_heads is 'two', no number"),
+        ({"rope_theta": None}, "asks for what is not here: rope_theta None"),
     ],
 )
 def test_another_model_is_refused(place, tmp_path, change, reason):
