@@ -408,8 +408,8 @@
     part("weights").textContent = `The model has ${english(weights(at))} weights, and a step reads`
       + ` ${bytes(readBytes(at))} of a device's. The cache of a row with ${english(at.positions)}`
       + ` positions is ${bytes(rowBytes(at))}, and a device reads ${bytes(lookedAt(at))} of all.`
-      + (critical < Infinity ? ` Arithmetic binds over ${three(critical)} rows of a replica; here`
-        + ` are ${english(at.rows)}.` : " With so many positions memory takes longer for each row"
+      + (critical < Infinity ? ` Arithmetic takes longer than memory over ${three(critical)} rows of a`
+        + ` replica; here are ${english(at.rows)}.` : " With so many positions memory takes longer for each row"
         + " than arithmetic, and more rows do not change that.");
   }
 
