@@ -264,7 +264,7 @@ def work(name: str, *words: str) -> None:
     answers = open(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
     turns = {"load": load, "generate_ours": generate_ours}
-    turns["generate_theirs"] = generate_theirs
+    turns |= {"generate_theirs": generate_theirs, "products": products}
     turn = turns[name](*words)
     for _ in sys.stdin:
         print(json.dumps(next(turn)), file=answers, flush=True)
@@ -512,6 +512,34 @@ def generate_theirs(folder: str, case: str, dtype: str, batches: str) -> Iterato
         yield {"seconds": seconds, "said": [said[i] for i in range(len(requests))]}
 
 
+def products(folder: str, rows: str) -> Iterator[dict]:
+    """Multiply so many rows by every matrix of the model, as a step does, in JAX and in
+    PyTorch: seconds."""
+    on_one_core()
+    torch, _ = load_theirs()
+    torch.set_num_threads(1)
+    files = decoder.open_folder(folder)
+    ours = [jnp.asarray(np.array(w, np.float32)) for w in files.values() if w.ndim == 2]
+    theirs = [torch.tensor(np.asarray(w)) for w in ours]
+    x = [np.ones((int(rows), w.shape[1]), np.float32) for w in ours]
+    in_jax = jax.jit(lambda x, ws: [decoder.linear(a, w) for a, w in zip(x, ws)])
+    in_torch = [torch.tensor(a) for a in x]
+
+    def seconds(multiply: Callable) -> float:
+        multiply()
+        begun = time.perf_counter()
+        for _ in range(10):
+            multiply()
+        return (time.perf_counter() - begun) / 10
+
+    while True:
+        with torch.inference_mode():
+            yield {
+                "ours": seconds(lambda: jax.block_until_ready(in_jax(x, ours))),
+                "theirs": seconds(lambda: [a @ w.T for a, w in zip(in_torch, theirs)]),
+            }
+
+
 def speed(folder: Path) -> dict:
     """Tokens a second on one core, where the two take turns; neither loading nor
     compiling counts, and of each answer only the tokens that were asked for."""
@@ -548,7 +576,17 @@ def speed(folder: Path) -> dict:
                 row[f"{who} by {other}"] = told
         found[name], reached[name] = row, max(least) >= aim
         print(f"{name}: {row}", flush=True)
+    milliseconds = {}  # of the products of a step, by the number of rows
+    for rows in (1, 8, 16):
+        worker = Worker(products, place, rows)
+        turns = [worker.turn() for _ in range(ROUNDS)]
+        worker.end()
+        milliseconds[f"{rows} rows"] = {
+            who: round(1e3 * middle([turn[who] for turn in turns]), 1)
+            for who in ("ours", "theirs")
+        }
     busy.append(load_average())
+    found["products, ms"] = milliseconds
     return found | {"rounds": ROUNDS, "load average": busy, "reached": reached}
 
 
