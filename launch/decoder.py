@@ -62,6 +62,8 @@ def read_config(folder: str | Path) -> Config:
     path = Path(folder, "config.json")
     try:
         said = json.loads(path.read_text())
+        if not isinstance(said, dict):
+            raise ValueError(f"{path} is no JSON object")
         kind = said["model_type"]
         for name in SIZES.split():
             if not isinstance(size := said.get(name) or 1, int) or size < 1:
@@ -97,6 +99,7 @@ def read_config(folder: str | Path) -> Config:
         f"hidden_act {said.get('hidden_act')!r}": said.get("hidden_act") != "silu",
         f"rope of type {rope_type!r}": rope_type not in ("default", "llama3"),
         f"rope_theta {config.theta!r}": not isinstance(config.theta, int | float),
+        f"rms_norm_eps {config.eps!r}": not isinstance(config.eps, int | float),
         "attention_bias": said.get("attention_bias"),
         "mlp_bias": said.get("mlp_bias"),
         "use_sliding_window": said.get("use_sliding_window"),
@@ -296,33 +299,36 @@ def open_file(path: Path) -> Files:
         raise ValueError(f"{path} is missing")
     size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if start == b"version ":
+        first = file.read(8)
+        length = int.from_bytes(first, "little")
+        if first == b"version ":
             raise ValueError(f"{path} is a pointer of Git LFS: run git lfs pull")
-        if len(start) < 8 or length > size - 8:
-            raise ValueError(f"{path} is no safetensors file: it begins with {start}")
+        if len(first) < 8 or length > size - 8:
+            raise ValueError(f"{path} is no safetensors file: it begins with {first}")
         try:
             header = json.loads(file.read(length))
-        except ValueError:
+            header.pop("__metadata__", None)
+            asked = "dtype", "shape", "data_offsets"
+            entries = {n: [entry[a] for a in asked] for n, entry in header.items()}
+            spans = [(begin, end) for _, _, (begin, end) in entries.values()]
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{path} is no safetensors file: no header") from None
-    header.pop("__metadata__", None)
-    ends = [8 + length + entry["data_offsets"][1] for entry in header.values()]
-    if size != max(ends, default=8 + length):
+    start = 8 + length
+    last = max((end for _, end in spans), default=0)
+    if size != start + last:
         raise ValueError(
-            f"{path} has {size:,} bytes; its header asks for {max(ends):,}"
+            f"{path} has {size:,} bytes; its header asks for {start + last:,}"
         )
+    if sum(end - begin for begin, end in spans) != last:
+        raise ValueError(f"{path}: its tensors overlap, or leave gaps")
     found = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in KINDS:
-            raise ValueError(
-                f"{path}: {name} is of type {entry['dtype']}, not {[*KINDS]}"
-            )
-        kind, shape = np.dtype(KINDS[entry["dtype"]]), tuple(entry["shape"])
-        begin, end = entry["data_offsets"]
+    for name, (said, shape, (begin, end)) in entries.items():
+        if said not in KINDS:
+            raise ValueError(f"{path}: {name} is of type {said}, not {[*KINDS]}")
+        kind, shape = np.dtype(KINDS[said]), tuple(shape)
         if end - begin != math.prod(shape) * kind.itemsize:
             raise ValueError(f"{path}: {name} has {end - begin} bytes for {shape}")
-        found[name] = np.memmap(path, kind, "r", 8 + length + begin, shape)
+        found[name] = np.memmap(path, kind, "r", start + begin, shape)
     return found
 
 
@@ -332,7 +338,10 @@ def open_folder(folder: str | Path) -> Files:
     index = Path(folder, "model.safetensors.index.json")
     if not index.exists():
         return open_file(Path(folder, "model.safetensors"))
-    where = json.loads(index.read_text())["weight_map"]
+    try:
+        where = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{index} is no index of tensors") from None
     files = {file: open_file(Path(folder, file)) for file in sorted({*where.values()})}
     for name, file in where.items():
         if name not in files[file]:
