@@ -30,6 +30,7 @@ EXPLAINED = {
     "digits": "02_train_on_one_device",
     "models": "02_train_on_one_device",
     "checkpoint-*": "29_pretrained_weights",
+    "adapters-*": "31_fine_tune",
     "decoder-choose": "30_generate",
     "decoder-step": "30_generate",
     "decoder-*": "29_pretrained_weights",
