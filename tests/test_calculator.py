@@ -25,9 +25,16 @@ CHOSEN = {"chip": "TPU v5e", "recipe": "Adam f32", "gathers": "twice", "gated": 
 CHOSEN |= {"recompute": "every layer"}
 GENERATING = {"for": "train", "cache": "by key heads"}
 GENERATING |= {"weight_bytes": 2, "cache_bytes": 2}
+BASES = {  # bytes of a frozen weight [out, in] with its scales
+    "bfloat16": lambda out, into: 2 * out * into,
+    "int8": lambda out, into: out * into + 4 * out,
+    "int4": lambda out, into: out * into / 2 + 4 * out * into / 64,
+}
 MORE_CHIPS = ["A100", "H200", "B200"]
 FIRST = form.sizes_at_first("calculator") | CHOSEN | GENERATING
+FIRST |= {"base": "bfloat16"}
 GENERATE = FIRST | {"for": "generate"}
+ADAPTERS = FIRST | {"for": "adapters"}
 COUNT = """
   const C = Calculator;
   const at = C.read(texts);
@@ -66,42 +73,74 @@ def wire_speed(chapter: ModuleType, case: dict, axis: str, axes: int) -> float:
     return min(links, members * case["network"] * 1e9)
 
 
+def beside(case: dict) -> SimpleNamespace:
+    """Bytes of a case's weights as they are stored, and what adapters add to them,
+    matrix by matrix: nothing, where all weights are trained."""
+    c, is_frozen = SimpleNamespace(**case), case.get("for") == "adapters"
+    stored = BASES[c.base if is_frozen else "bfloat16"]
+    rank = c.rank if is_frozen else 0
+    q, k = c.heads * c.head_size, c.kv_heads * c.head_size
+    into = [q, k, k] + [c.hidden] * (2 if c.gated == "yes" else 1)  # cut by rows
+    layer = [(out, c.width, c.model, 1) for out in into]
+    layer += [(c.width, size, 1, c.model) for size in (q, c.hidden)]  # cut by columns
+    found = SimpleNamespace(is_frozen=is_frozen, between=rank * len(layer))
+    found.layer = sum(stored(out, into) for out, into, *_ in layer)
+    found.all = c.layers * found.layer + 2 * BASES["bfloat16"](c.vocabulary, c.width)
+    sides = [out / rows + into / columns for out, into, rows, columns in layer]
+    found.added = c.layers * rank * sum(sides)
+    found.last = c.layers * rank * c.width  # the second beside a layer's last product
+    found.summed = rank * (len(layer) + (2 if c.recompute == "every layer" else 0))
+    return found
+
+
 def by_the_chapter(chapter: ModuleType, case: dict) -> SimpleNamespace:
     """What the chapter counts for a case, by its functions and by its words."""
     c, model = SimpleNamespace(**case), model_of(chapter, case)
     chip, gathers = chapter.CHIPS[c.chip], {"once": 1, "twice": 2}[c.gathers]
-    again = c.recompute == "every layer"
+    again, base = c.recompute == "every layer", beside(case)
     found = SimpleNamespace(weights=chapter.parameters(model))
     found.multiplied = chapter.multiplied(model)
     found.flops = chapter.step_flops(found.multiplied, c.tokens)
+    found.flops *= 4 / 6 if base.is_frozen else 1
+    found.flops += chapter.step_flops(base.added * c.model, c.tokens)
     found.attention = chapter.attention_flops(model, c.tokens, c.sequence)
     layout = chapter.Layout(c.data, c.fsdp, c.model)
     found.sent = chapter.sent_bytes(model, c.tokens, layout, gathers)
     found.sent["model"] *= 5 / 4 if again else 1
-    last = c.layers * (chapter.layer_parameters(model) - c.width * c.hidden)
-    found.again = (2 * last * c.tokens + found.attention / 3) * again
+    twice = c.layers * (chapter.layer_parameters(model) - c.width * c.hidden)
+    twice += c.model * (base.added - base.last)
+    found.again = (2 * twice * c.tokens + found.attention / 3) * again
 
     cuts, here = c.fsdp * c.model, c.tokens / (c.data * c.fsdp)
-    found.held = {
-        name: chapter.state_bytes(found.weights, cuts, chapter.Recipe(size, 0, 0))
+    trained, frozen = (found.weights, cuts), 0
+    if base.is_frozen:
+        trained, frozen = (base.added, 1), base.all / cuts
+        gathered = gathers * chapter.all_gather_sent(base.all / c.model, c.fsdp)
+        summed = chapter.all_reduce_sent(2 * base.added, c.fsdp)
+        found.sent["data"] = chapter.all_reduce_sent(2 * base.added / c.fsdp, c.data)
+        found.sent["fsdp"] = gathered + summed
+    between = chapter.all_reduce_sent(2 * here * base.summed, c.model)
+    found.sent["model"] += c.layers * between
+    found.held = {"frozen": frozen} | {
+        name: chapter.state_bytes(*trained, chapter.Recipe(size, 0, 0))
         for name, size in zip(["weight", "gradient", "state"], RECIPES[c.recipe])
     }
     found.held["gathered"] = 0
     if gathers == 1:  # weights that stay until the way back, beside a device's own
-        strip = 2 * found.weights / c.model
-        found.held["gathered"] = chapter.all_gather_sent(strip, c.fsdp)
+        found.held["gathered"] = chapter.all_gather_sent(base.all / c.model, c.fsdp)
     cut = 2 * c.head_size * (c.heads + c.kv_heads)
     cut += (3 if c.gated == "yes" else 2) * c.hidden
-    whole = chapter.kept_bytes(1, here, 4 * c.width + cut / c.model)
+    of_token = 4 * c.width + cut / c.model + base.between
+    whole = chapter.kept_bytes(1, here, of_token)
     found.held["kept"] = c.layers * whole
     if again:
         found.held["kept"] = chapter.kept_bytes(c.layers, here, c.width)
-    at_work = 2 * chapter.layer_parameters(model) / c.model * (gathers == 2)
+    at_work = base.layer / c.model * (gathers == 2)
     found.held["layer"] = chapter.all_gather_sent(at_work, c.fsdp) + whole * again
     found.held["logits"] = 2 * 4 * here * c.vocabulary / c.model
 
     flops = found.flops + found.attention + found.again
-    moved = 2 * sum(found.held.values())
+    moved = 2 * sum(found.held.values()) - frozen
     times = []
     for axes in (c.axes, 1):
         speeds = {axis: wire_speed(chapter, case, axis, axes) for axis in AXES}
@@ -146,12 +185,27 @@ def random_case(rng: random.Random, chips: dict) -> dict:
     }
 
 
+def random_adapters(rng: random.Random, chips: dict) -> dict:
+    """The same, beside a frozen base."""
+    more = {"rank": rng.choice([1, 4, 16, 300]), "base": rng.choice([*BASES])}
+    return random_case(rng, chips) | {"for": "adapters"} | more
+
+
+def count_random(browser, chapter, make, seed: int) -> list[tuple[dict, dict]]:
+    """Random cases, each with what the script counts for it."""
+    rng = random.Random(seed)
+    cases = [make(rng, chapter.CHIPS) for _ in range(600)]
+    return list(zip(cases, form.counted(browser, "calculator.js", COUNT, cases)))
+
+
 @pytest.fixture(scope="module")
 def counted(browser, chapter) -> list[tuple[dict, dict]]:
-    """Random cases, each with what the script counts for it."""
-    rng = random.Random(26)
-    cases = [random_case(rng, chapter.CHIPS) for _ in range(600)]
-    return list(zip(cases, form.counted(browser, "calculator.js", COUNT, cases)))
+    return count_random(browser, chapter, random_case, 26)
+
+
+@pytest.fixture(scope="module")
+def adapted(browser, chapter) -> list[tuple[dict, dict]]:
+    return count_random(browser, chapter, random_adapters, 31)
 
 
 def test_chips_are_the_chapters(browser, chapter):
@@ -164,17 +218,22 @@ def test_chips_are_the_chapters(browser, chapter):
     assert RECIPES["Adam f32"] == chapter.Recipe()
 
 
+def check_counted(chapter: ModuleType, case: dict, found: dict) -> None:
+    """Check that the script counts for a case what the chapter does."""
+    expected = vars(by_the_chapter(chapter, case))
+    for parts in ("sent", "held", "times"):
+        expected |= expected.pop(parts)
+    assert found.keys() == expected.keys()
+    for name, number in expected.items():
+        number = number if name == "binds" else pytest.approx(number, rel=1e-12)
+        assert found[name] == number, (name, case)
+
+
 def test_counts_as_the_chapter_does(counted, chapter):
     seen = Counter()
     for case, found in counted:
-        expected = vars(by_the_chapter(chapter, case))
-        for parts in ("sent", "held", "times"):
-            expected |= expected.pop(parts)
-        assert found.keys() == expected.keys()
+        check_counted(chapter, case, found)
         seen[found["binds"]] += 1
-        assert found.pop("binds") == expected.pop("binds"), case
-        for name, number in expected.items():
-            assert found[name] == pytest.approx(number, rel=1e-12), (name, case)
         seen.update(axis for axis in AXES if found[axis])
         seen.update(case[name] for name in CHOSEN)
     kinds = {"arithmetic", "wires", "memory", *AXES, *chapter.CHIPS, *RECIPES}
@@ -274,30 +333,43 @@ def in_seconds(span: float) -> str:
     return f"{three(span / units[unit])} {unit}"
 
 
+def in_bytes(number: float) -> str:
+    """Bytes as the page writes them: 47.4 GB."""
+    power = 0 if number < 1000 else int(math.log10(number) // 3)
+    unit = ["bytes", "kB", "MB", "GB", "TB"][power]
+    return f"{three(number / 1000**power)} {unit}"
+
+
 SHOWN = {
     "first": {},
     "mixed": {"data": 2, "fsdp": 2, "model": 16, "axes": 2, "recipe": "SGD"},
     "once": {"chip": "H100", "gathers": "once", "sequence": 8192, "gated": "no"},
     "tiny": {"layers": 1, "width": 64, "tokens": 8192, "sequence": 128},
+    "adapters": {"for": "adapters", "rank": 8, "base": "int8", "gathers": "once"},
+    "adapters, mixed": {"for": "adapters", "data": 2, "fsdp": 8, "model": 4},
 }
 
 
 @pytest.mark.parametrize("changes", SHOWN.values(), ids=SHOWN)
 def test_page_shows_what_the_chapter_counts(calculator, chapter, changes):
+    is_frozen = "for" in changes
     assert state(calculator) == {name: str(value) for name, value in FIRST.items()}
     type_in(calculator, **changes)
     case = FIRST | changes
     found = by_the_chapter(chapter, case)
     held, sent = sum(found.held.values()), sum(found.sent.values())
     memory = chapter.CHIPS[case["chip"]].memory
-    names = ["1 Weights", "2 Gradients", "3 Optimizer", "4 Kept gathered"]
-    names += ["5 Kept for the way back", "6 The layer at work"]
-    names += ["7 Logits, with gradient", "Held", "A device has"]
-    numbers = [f"{number:,.0f}" for number in (*found.held.values(), held, memory)]
+    names = ["Weights"] if not is_frozen else ["Frozen base", "Adapters"]
+    names += ["Gradients", "Optimizer", "Kept gathered", "Kept for the way back"]
+    names += ["The layer at work", "Logits, with gradient"]
+    names = [f"{number} {name}" for number, name in enumerate(names, start=1)]
+    names += ["Held", "A device has"]
+    parts = [*found.held.values()][0 if is_frozen else 1 :]
+    numbers = [f"{number:,.0f}" for number in (*parts, held, memory)]
     assert table(calculator, ".held") == [[*row] for row in zip(names, numbers)]
     bar = calculator.get_by_role("img", name="Of a device's memory")
-    share = found.held["weight"] / max(held, memory)
-    assert f"Weights {100 * share:.0f} %" in bar.get_attribute("aria-label")
+    share = f"{names[0][2:]} {100 * parts[0] / max(held, memory):.0f} %"
+    assert share in bar.get_attribute("aria-label")
 
     parts = {f"{n} {axis}": found.sent[axis] for n, axis in enumerate(AXES, start=1)}
     assert table(calculator, ".kinds") == [
@@ -314,6 +386,7 @@ def test_page_shows_what_the_chapter_counts(calculator, chapter, changes):
     needs = [f"over {tokens} tokens" for tokens in enough] + [f"under {ways} ways"]
     rows = zip(AXES, needs, [f"{has:,.0f}" for has in found.has])
     assert [row[:3] for row in table(calculator, ".limits")] == [[*row] for row in rows]
+    expect(calculator.locator("#explorer .limits")).to_be_visible(visible=not is_frozen)
 
     weights = calculator.locator("#explorer .weights")
     flops = found.flops + found.attention + found.again
@@ -325,6 +398,8 @@ def test_page_shows_what_the_chapter_counts(calculator, chapter, changes):
     ]:
         expect(weights).to_contain_text(words)
     expect(answer(calculator)).to_contain_text(f"best, where {found.binds} bind")
+    if is_frozen:
+        check_words_of_adapters(calculator, chapter, case, found)
 
 
 def test_answer_follows_what_is_typed(calculator):
@@ -358,12 +433,13 @@ def test_little_room_is_said(calculator):
     expect(answer(calculator)).to_contain_text("less than a tenth is left")
 
 
-def test_no_proposal_is_refused(browser, chapter):
+@pytest.mark.parametrize("make", [random_case, random_adapters])
+def test_no_proposal_is_refused(browser, chapter, make):
     """What a refusal tells one to try instead is accepted, at least in that field."""
     rng = random.Random(28)
     cases = []
     for _ in range(400):
-        case = random_case(rng, chapter.CHIPS)
+        case = make(rng, chapter.CHIPS)
         case[rng.choice(["heads", "hidden", "vocabulary", "width", "tokens"])] = (
             rng.randint(1, 10**9)
         )
@@ -447,6 +523,140 @@ def test_worked_example_is_right(chapter):
         f"= {three(found.needs[0])}.",
     ]:
         assert words in text
+
+
+# ---------------------------------------------------------- a step that trains adapters
+
+
+def test_adapters_count_as_the_page_says(adapted, chapter):
+    """As the chapter counts, and gradients of adapters as in one ring of all shards."""
+    seen = Counter()
+    for case, found in adapted:
+        check_counted(chapter, case, found)
+        gathers = {"once": 1, "twice": 2}[case["gathers"]]
+        base = beside(case).all / case["model"]
+        gathered = gathers * chapter.all_gather_sent(base, case["fsdp"])
+        ring = case["data"] * case["fsdp"]
+        summed = chapter.all_reduce_sent(2 * beside(case).added, ring)
+        assert found["data"] + found["fsdp"] == pytest.approx(gathered + summed)
+        seen.update([found["binds"], case["base"], case["gathers"], case["recompute"]])
+        seen.update(axis for axis in AXES if found[axis])
+    assert {*BASES, *AXES, "arithmetic", "wires", "memory"} <= seen.keys()
+    assert min(seen.values()) >= 20, seen
+
+
+# A model of 230,000 weights whose step was compiled for eight emulated devices.
+SMALL = {"layers": 4, "width": 64, "hidden": 192, "heads": 8, "kv_heads": 2}
+SMALL |= {"head_size": 8, "vocabulary": 320, "tokens": 512, "sequence": 32}
+SMALL |= {"devices": 8, "rank": 4, "gathers": "once", "recompute": "nothing"}
+WHOLE, CUT = {"data": 8, "fsdp": 1}, {"data": 1, "fsdp": 8}
+NORMS = 9 * 64  # numbers; and bytes that the other devices have, where all is cut:
+SCALES, TABLES = 7 / 8 * 4 * 4 * 608, 7 / 8 * 2 * 2 * 320 * 64
+BF16, INT8 = ({"for": "adapters", "base": base} for base in ("bfloat16", "int8"))
+COMPILED = {  # given to a device, sent by it, and what the page leaves out of both
+    "all weights": (WHOLE, 2_759_684, 1_609_671, 12 * NORMS, 7 / 4 * 4 * NORMS),
+    "bfloat16": (WHOLE | BF16, 687_492, 132_615, 2 * NORMS, 0),
+    "int8": (WHOLE | INT8, 508_804, 132_615, 2 * NORMS, 0),
+    # what the CPU's compiler gathers of bfloat16, it gathers as float32
+    "bfloat16, cut": (CUT | BF16, 286_084, 935_431, 2 * NORMS, 7 / 8 * 458_752),
+    # there the layers are constrained to be gathered as int8, and have whole scales
+    "int8, cut": (CUT | INT8, 272_260, 440_839, 2 * NORMS + SCALES, TABLES - SCALES),
+}
+
+
+@pytest.mark.parametrize("words", COMPILED)
+def test_small_step_is_given_and_sends_as_compiled(browser, words):
+    """The program trains in float32: of the 16 bytes for a weight that is trained, 4
+    are its gradient, which is sent, and the others are given."""
+    changes, given, sent, more_given, more_sent = COMPILED[words]
+    args = browser, "calculator.js", COUNT
+    [found] = form.counted(*args, [FIRST | SMALL | changes])
+    state = found["weight"] + found["gradient"] + found["state"]
+    count_and_tokens = 4 + 16 * 32 * 4 / 8
+    assert given == found["frozen"] + 12 / 16 * state + more_given + count_and_tokens
+    [ring] = form.counted(*args, [FIRST | SMALL | changes | WHOLE])
+    gathered = found["data"] + found["fsdp"] - ring["data"]
+    loss = 7 / 4 * 4
+    assert sent == pytest.approx(gathered + 2 * ring["data"] + more_sent + loss)
+
+
+def test_small_step_multiplies_as_compiled(browser):
+    """All products of a compiled step; the first layer sends nothing to its table."""
+    cases = [FIRST | SMALL | WHOLE | more for more in ({}, BF16)]
+    every, adapters = form.counted(browser, "calculator.js", COUNT, cases)
+    assert every["flops"] + every["attention"] == 692_060_160
+    first = 512 * (2 * 64 * (64 + 2 * 16) + 3 * 2 * 64 * 4)
+    assert adapters["flops"] + adapters["attention"] - first == 529_268_736
+
+
+# Another model, on 2 x 4 devices: sums along `data` for a rank of 4, and what a rank of
+# 16 adds to those along `model`, in float32.
+BY_WAYS = {"layers": 2, "width": 256, "hidden": 1024, "heads": 8, "kv_heads": 4}
+BY_WAYS |= {"head_size": 32, "vocabulary": 512, "tokens": 512, "sequence": 32}
+BY_WAYS |= {"for": "adapters", "devices": 8, "data": 2, "fsdp": 1, "model": 4}
+
+
+@pytest.mark.parametrize(
+    "again, added", [("nothing", 258_048), ("every layer", 331_776)]
+)
+def test_adapters_send_along_model_as_compiled(browser, again, added):
+    cases = [FIRST | BY_WAYS | {"rank": r, "recompute": again} for r in (4, 16)]
+    few, many = form.counted(browser, "calculator.js", COUNT, cases)
+    assert 2 * few["data"] == 88_064 and 2 * many["data"] == 352_256
+    assert 2 * (many["model"] - few["model"]) == added
+
+
+def check_words_of_adapters(page: Page, chapter: ModuleType, case: dict, found) -> None:
+    """Check the sentences that a step of adapters has beside the others."""
+    every = by_the_chapter(chapter, case | {"for": "train"})
+    held, sent = sum(every.held.values()), sum(every.sent.values())
+    for words in [
+        f"To train all weights a device would hold {in_bytes(held)}",
+        f"and send {in_bytes(sent)}, and a step would take {in_seconds(every.best)} at",
+    ]:
+        expect(answer(page)).to_contain_text(words)
+    base, one = beside(case), beside(case | {"model": 1})
+    gathers = {"once": 1, "twice": 2}[case["gathers"]]
+    gathered = gathers * chapter.all_gather_sent(base.all / case["model"], case["fsdp"])
+    summed = found.sent["data"] + found.sent["fsdp"] - gathered
+    for words in [
+        f"Frozen, they take {in_bytes(base.all)}. The adapters have {one.added:,.0f}",
+        f"a device holds {base.added:,.0f} of these. It sends {in_bytes(gathered)} to",
+        f"and {in_bytes(summed)} to all-reduce the gradients of adapters.",
+    ]:
+        expect(page.locator("#explorer .weights")).to_contain_text(words)
+
+
+REFUSED_ADAPTERS = [
+    ({"rank": 0}, "rank", "Rank is 0. Write 1 or more."),
+    ({"rank": "low"}, "rank", 'Rank: cannot read "low" as a whole number'),
+    ({"rank": 10**10}, "rank", "Write at most 1,000,000,000."),
+    ({"rank": 10**9}, "rank", "Take a lower rank."),
+    ({"fsdp": 12, "devices": 12}, "width", "Width is 4,096, and fsdp = 12 does not"),
+]
+
+
+def test_refusals_of_adapters(browser):
+    args = browser, "calculator.js", COUNT
+    form.check_refusals(*args, ADAPTERS, REFUSED_ADAPTERS)
+    [found] = form.counted(*args, [FIRST | {"rank": "low"}])  # hidden, and not read
+    assert not isinstance(found, list)
+
+
+def test_links_to_adapters_open_what_they_promise(calculator, chapter):
+    cases = form.opened(calculator, case_of)
+    cases = [case for case in cases if case["for"] == "adapters"]
+    _, found, single = (by_the_chapter(chapter, case) for case in cases)
+    assert cases[0] == cases[1] == ADAPTERS
+    every = by_the_chapter(chapter, FIRST)
+    text = form.section("calculator", "Predict, then look")
+    share = beside(ADAPTERS).added / every.weights
+    assert f"Adapters of rank 16 are {100 * share:.1f} % of the weights" in text
+    assert 0.92 < sum(found.held.values()) / sum(every.held.values()) < 0.93
+    assert 0.66 < sum(found.sent.values()) / sum(every.sent.values()) < 0.68
+    assert 0.74 < found.best / every.best < 0.76
+    whole = by_the_chapter(chapter, cases[2] | {"for": "train"})
+    assert sum(single.held.values()) < 0.9 * 80e9 and sum(whole.held.values()) > 80e9
 
 
 # --------------------------------------------------------------- a step that generates
@@ -765,13 +975,14 @@ def test_page_shows_a_step_that_generates(calculator, chapter, changes):
 
 
 def test_an_address_names_what_the_page_does_not_have(calculator):
-    asked = "for=serve&cache=by+pages&weight_bytes=3"
+    asked = "for=serve&cache=by+pages&weight_bytes=3&base=int3"
     calculator.goto(f"{calculator.url.partition('?')[0]}?{asked}")
     said = calculator.locator("#explorer > [role=status]")
     for name, value, shown in [
         ("for", "serve", "train"),
         ("cache", "by pages", "by key heads"),
         ("weight_bytes", "3", "2"),
+        ("base", "int3", "bfloat16"),
     ]:
         expect(said).to_contain_text(f'The address says {name}="{value}", which')
         expect(said).to_contain_text(f"It shows {shown} instead")

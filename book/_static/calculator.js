@@ -1,7 +1,7 @@
-/* The calculator of a step, of training or of generating: what one device holds and sends,
-   and what binds. Calculator.read and Calculator.generate.read read what is typed, and the
-   others count as chapter 26 does, all without a page. A case holds the sizes of the model,
-   the batch, the chip and the layout. */
+/* The calculator of a step that trains all weights, or adapters beside frozen ones, or that
+   generates: what one device holds and sends, and what binds. Calculator.read and
+   Calculator.generate.read read what is typed, and the others count as chapter 26 does, all
+   without a page. A case holds the sizes of the model, the batch, the chip and the layout. */
 "use strict";
 (() => {
   const { productOf, sum, english, percent, check, bar, row, keyed } = Form;
@@ -13,6 +13,7 @@
   };
   const TRAIN = { ...BOTH, tokens: "Tokens", sequence: "Sequence length", devices: "Devices",
     data: "data", fsdp: "fsdp", model: "model" };
+  const ADAPTERS = { ...TRAIN, rank: "Rank" };
   const GENERATE = { ...BOTH, rows: "Rows", positions: "Positions", prompt: "Prompt tokens",
     used: "Prefill, % of peak", replicas: "Replicas", ways: "Ways" };
   const LARGEST = 1e9;
@@ -37,6 +38,13 @@
   };
   /* Bytes for each weight: itself, its gradient, and the rest of the training state. */
   const RECIPES = { "Adam f32": [2, 2, 12], "Adam bf16": [2, 2, 4], "SGD": [2, 2, 0] };
+  /* Bytes of a layer's projections in a frozen base, with the scales of their outputs, or, as
+     QLoRA has them at first, of each 64 weights. */
+  const BASES = {
+    "bfloat16": (at) => BF16 * inLayer(at),
+    "int8": (at) => inLayer(at) + F32 * outputs(at),
+    "int4": (at) => (1 / 2 + F32 / 64) * inLayer(at),
+  };
 
   const total = (parts) => sum(Object.values(parts));
 
@@ -68,11 +76,14 @@
   }
 
   function read(texts) {
+    const isWhole = texts.for !== "adapters";
     const at = {
+      rank: 0, // of adapters, if these alone are trained
+      base: BASES[isWhole ? "bfloat16" : texts.base],
       recipe: RECIPES[texts.recipe],
       again: texts.recompute === "every layer",
       gathers: texts.gathers === "twice" ? 2 : 1,
-      ...readBoth(texts, TRAIN),
+      ...readBoth(texts, isWhole ? TRAIN : ADAPTERS),
     };
     const ways = productOf(at, AXES);
     check(ways === at.devices, "devices", `Devices is ${english(at.devices)}, and`,
@@ -81,6 +92,8 @@
     Form.checkRules(at, RULES, TRAIN, LARGEST, (name) => TRAIN[name], english);
     check(Number.isSafeInteger(sum(at.recipe) * weights(at)), "width",
       "The model has more bytes than this page can count. Take a smaller width.");
+    check(Number.isSafeInteger(Math.ceil(sum(at.recipe) * adapters(at))), "rank",
+      "The adapters have more bytes than this page can count. Take a lower rank.");
     check(Number.isSafeInteger(Math.ceil(total(held(at)) + total(sent(at)))), "tokens",
       "A device has more bytes to hold and send than this page can count. Take fewer tokens.");
     return at;
@@ -91,44 +104,60 @@
   const inLayer = ({ width, hidden, heads, kv_heads, head_size, matrices }) =>
     2 * width * head_size * (heads + kv_heads) + matrices * width * hidden;
   const weights = (at) => at.layers * inLayer(at) + 2 * at.vocabulary * at.width;
+  const outputs = ({ width, hidden, heads, kv_heads, head_size, matrices }) =>
+    head_size * (heads + 2 * kv_heads) + 2 * width + (matrices - 1) * hidden;
+  /* The sides of a layer's projections that `model` cuts; the others are as wide as the model. */
+  const cutSides = ({ hidden, heads, kv_heads, head_size, matrices }) =>
+    2 * head_size * (heads + kv_heads) + matrices * hidden;
+  const storedBytes = (at) => at.layers * at.base(at) + 2 * BF16 * at.vocabulary * at.width;
+  /* Numbers of the adapters that a device holds: they are cut by `model` alone. */
+  const adapters = (at) => at.rank * at.layers
+    * ((4 + at.matrices) * at.width + cutSides(at) / at.model);
   const multiplied = (at) => at.layers * inLayer(at) + at.vocabulary * at.width;
-  const stepFlops = (at) => 6 * multiplied(at) * at.tokens;
+  /* A frozen weight has no gradient, and all ways of `model` multiply what they do not cut. */
+  const stepFlops = (at) => ((at.rank ? 4 : 6) * multiplied(at) + 6 * at.model * adapters(at))
+    * at.tokens;
   const attentionFlops = ({ layers, tokens, sequence, heads, head_size }) =>
     12 * layers * tokens * sequence * heads * head_size;
   /* What is computed a second time if layers keep their inputs alone: the way forward, but
      for the last product of each layer, and attention's third of it. */
   const againFlops = (at) => (at.again ? attentionFlops(at) / 3
-    + 2 * at.layers * (inLayer(at) - at.width * at.hidden) * at.tokens : 0);
+    + 2 * at.layers * (inLayer(at) - at.width * at.hidden) * at.tokens
+    + 2 * at.model * (adapters(at) - at.layers * at.rank * at.width) * at.tokens : 0);
   const allFlops = (at) => stepFlops(at) + attentionFlops(at) + againFlops(at);
 
   const gather = (bytes, n) => (n - 1) / n * bytes; // on a ring; a scatter sends as many
 
   /* Bytes that one device sends in a step, by axis of the mesh. */
   function sent(at) {
-    const { layers, tokens, width, gathers, data, fsdp, model } = at;
-    const strip = BF16 * weights(at) / model;
-    const activation = BF16 * width * tokens / (data * fsdp);
+    const { layers, tokens, width, rank, matrices, again, data, fsdp, model } = at;
+    const gradients = BF16 * (rank ? adapters(at) : weights(at) / model);
+    // two blocks, there and back, and the first once more if it is computed again; of each
+    // adapter what it has between its two matrices, there for two and back for the others
+    const summed = (again ? 5 : 4) * width + ((again ? 6 : 4) + matrices) * rank;
     return {
-      data: 2 * gather(strip / fsdp, data),
-      fsdp: (gathers + 1) * gather(strip, fsdp),
-      // two blocks, there and back, and the first once more if it is computed again
-      model: 2 * layers * (at.again ? 5 : 4) * gather(activation, model),
+      data: 2 * gather(gradients / fsdp, data),
+      fsdp: sentForBase(at) + (rank ? 2 : 1) * gather(gradients, fsdp), // adapters are whole
+      model: 2 * layers * gather(BF16 * summed * tokens / (data * fsdp), model),
     };
   }
+  const sentForBase = (at) => at.gathers * gather(storedBytes(at) / at.model, at.fsdp);
 
   /* Bytes that one device holds, by what they are. */
   function held(at) {
-    const { layers, width, tokens, gathers, data, fsdp, model } = at;
-    const [weight, gradient, state] = at.recipe.map((size) => size * weights(at) / (fsdp * model));
-    const gathered = gathers === 1 ? gather(BF16 * weights(at) / model, fsdp) : 0;
+    const { layers, width, tokens, gathers, rank, data, fsdp, model } = at;
+    const frozen = rank ? storedBytes(at) / (fsdp * model) : 0;
+    const trained = rank ? adapters(at) : weights(at) / (fsdp * model);
+    const [weight, gradient, state] = at.recipe.map((size) => size * trained);
+    const gathered = gathers === 1 ? gather(storedBytes(at) / model, fsdp) : 0;
     const here = BF16 * tokens / (data * fsdp);
-    const whole = here * (4 * width + (2 * at.head_size * (at.heads + at.kv_heads)
-      + at.matrices * at.hidden) / model); // what the products of a layer need on the way back
+    // what the products of a layer need on the way back
+    const whole = here * (4 * width + cutSides(at) / model + (4 + at.matrices) * rank);
     const kept = layers * (at.again ? here * width : whole);
-    const layer = (gathers === 2 ? gather(BF16 * inLayer(at) / model, fsdp) : 0)
+    const layer = (gathers === 2 ? gather(at.base(at) / model, fsdp) : 0)
       + (at.again ? whole : 0);
     const logits = 2 * F32 * tokens / (data * fsdp) * at.vocabulary / model;
-    return { weight, gradient, state, gathered, kept, layer, logits };
+    return { frozen, weight, gradient, state, gathered, kept, layer, logits };
   }
 
   /* Bytes/s of the rings along an axis of the mesh: those of the links, or, where a ring
@@ -143,13 +172,14 @@
   }
   const leaving = (at) => AXES.filter((axis) => speed(at, axis) < at.axes * at.chip.axisSpeed);
 
-  /* Seconds of one step, each alone. What is held is read once and written once. */
+  /* Seconds of one step, each alone. What is held is read once and written once, unless it is
+     frozen. */
   function times(at) {
     const { flops, memorySpeed } = at.chip;
     return {
       arithmetic: allFlops(at) / at.devices / flops,
       wires: sum(Object.entries(sent(at)).map(([axis, size]) => size / speed(at, axis))),
-      memory: 2 * total(held(at)) / memorySpeed,
+      memory: (2 * total(held(at)) - held(at).frozen) / memorySpeed,
     };
   }
   const leastSeconds = (at, count = times) => Math.max(...Object.values(count(at)));
@@ -311,8 +341,12 @@
       + inAStep(total(sent(at)), least, most, binds(times(at)))
       + ` ${three(at.tokens / least)} to ${three(at.tokens / most)} tokens a second, with the`
       + ` arithmetic at ${percent(arithmetic, least)} to ${percent(arithmetic, most)} of its peak.`
-      + leavesNode(at, leaving(at));
+      + leavesNode(at, leaving(at))
+      + (at.rank ? toTrainAll({ ...at, rank: 0, base: BASES.bfloat16 }) : "");
   }
+  const toTrainAll = (at) => " To train all weights"
+    + ` a device would hold ${bytes(total(held(at)))} and send ${bytes(total(sent(at)))}, and a step`
+    + ` would take ${seconds(leastSeconds(at))} at best.`;
 
   function answerGenerate(at, [least, most], [first, late]) {
     const [rows, binding] = [mostRows(at), binds(decodeTimes(at))];
@@ -339,16 +373,16 @@
       english(has), at[axis] === 1 ? "unused" : holds ? "yes" : "no");
   }
 
-  /* The page. Its state is its fields, which the address repeats; those of the other mode
+  /* The page. Its state is its fields, which the address repeats; those of the other modes
      are hidden and not read. */
-  const CHOICES = ["for", "chip", "recipe", "gathers", "recompute", "gated", "cache",
+  const CHOICES = ["for", "chip", "recipe", "gathers", "recompute", "base", "gated", "cache",
     "weight_bytes", "cache_bytes"];
-  const STATE = [...new Set([...CHOICES.slice(0, 1), ...Object.keys({ ...TRAIN, ...GENERATE }),
+  const STATE = [...new Set([...CHOICES.slice(0, 1), ...Object.keys({ ...ADAPTERS, ...GENERATE }),
     ...CHOICES])];
   const { part, field, start } = Form.connect(root, STATE, CHOICES, (texts) => {
     for (const only of root.querySelectorAll("[data-for]"))
-      only.hidden = only.dataset.for !== texts.for;
-    if (texts.for === "train") show(read(texts)); else showGenerate(readGenerate(texts));
+      only.hidden = !only.dataset.for.split(" ").includes(texts.for);
+    if (texts.for === "generate") showGenerate(readGenerate(texts)); else show(read(texts));
   });
 
   function showHeld(at, parts) {
@@ -375,8 +409,9 @@
   function show(at) {
     part("answer").textContent = answer(at);
 
-    const { weight, gradient, state, gathered, kept, layer, logits } = held(at);
-    showHeld(at, [["Weights", weight, 0], ["Gradients", gradient, 2], ["Optimizer", state, 1],
+    const { frozen, weight, gradient, state, gathered, kept, layer, logits } = held(at);
+    showHeld(at, [...(at.rank ? [["Frozen base", frozen, 0], ["Adapters", weight, 4]]
+      : [["Weights", weight, 0]]), ["Gradients", gradient, 2], ["Optimizer", state, 1],
       ["Kept gathered", gathered, 3], ["Kept for the way back", kept, 5],
       ["The layer at work", layer, 6], ["Logits, with gradient", logits, 7]]);
     showSent(sent(at));
@@ -386,9 +421,18 @@
       limit(axis, one, at)).join("");
     const flops = allFlops(at);
     part("weights").textContent = `The model has ${english(weights(at))} weights, and every token`
-      + ` is multiplied with ${english(multiplied(at))} of them. Attention's scores and mixing are`
+      + ` is multiplied with ${english(multiplied(at))} of them.${at.rank ? adapted(at) : ""}`
+      + ` Attention's scores and mixing are`
       + ` ${percent(attentionFlops(at), flops)} of the arithmetic, and what is computed a second time`
       + ` ${percent(againFlops(at), flops)}.`;
+  }
+
+  function adapted(at) {
+    const { data, fsdp } = sent(at);
+    return ` Frozen, they take ${bytes(storedBytes(at))}. The adapters have`
+      + ` ${english(adapters({ ...at, model: 1 }))} weights, and a device holds`
+      + ` ${english(adapters(at))} of these. It sends ${bytes(sentForBase(at))} to gather the base`
+      + ` and ${bytes(data + fsdp - sentForBase(at))} to all-reduce the gradients of adapters.`;
   }
 
   function showGenerate(at) {
@@ -416,5 +460,6 @@
   for (const name of Object.keys(CACHES)) field.cache.add(new Option(name));
   for (const name of Object.keys(CHIPS)) field.chip.add(new Option(name));
   for (const name of Object.keys(RECIPES)) field.recipe.add(new Option(name));
+  for (const name of Object.keys(BASES)) field.base.add(new Option(name));
   start();
 })();
