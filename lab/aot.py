@@ -36,6 +36,10 @@ MADE_IN_27 = {  # for which chips, and what chapters 26 and 27 read besides byte
 }
 TWO, THREE = "argnums=(0, 1)))", "argnums=(0, 1, 2)))"
 LAYER = "jax.jit(jax.value_and_grad(mean_square"
+STATE = (
+    "(weights, sgd.init(weights),"
+    " jax.device_put(np.zeros((64, 920), np.float32), split), *one_batch)"
+)
 # Chapter: name of a program: what is compiled and its arguments, where it has ended.
 PROGRAMS = {
     "06_data_parallel_regression": {
@@ -85,6 +89,16 @@ PROGRAMS = {
         "positions, flash": "layer_program(by_positions, flash)",
         "rows, by hints": "layer_program(by_rows, attend)",
         "rows, swap": "layer_program(by_rows, swap)",
+    },
+    "32_fewer_bits": {
+        f"{way}, {name}": f"{way}, (to_send['{name}'],)"
+        for way in ("gather", "gather_bits", "add")
+        for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+    }
+    | {name: f"{name}, (weights, *one_batch)" for name in ("short_sums", "long_sums")}
+    | {
+        f"average, {kind}": f"make_step(ways['{kind}'], True, sgd), {STATE}"
+        for kind in ("int8", "one bit")
     },
     LAST: {name: name for name in MADE_IN_27},
 }
