@@ -5,9 +5,12 @@
     written   all of these, written by us and opened by Transformers and safetensors
     loading   1 GiB onto eight emulated devices: time and memory, against safetensors
     speed     launch/generate.py against `generate` of Transformers: tokens a second
+    fine_tune launch/fine_tune.py against PEFT and Transformers: losses, and adapters
+              that either has saved and the other opens
+    fine_tune_speed  the same two: steps a second, and memory
 
-The first three compute in float32: in bfloat16 each would round in its own order. The
-others let processes of their own take turns, which this file is the program of.
+All but the speeds compute in float32: in bfloat16 each would round in its own order.
+What is timed are processes that take turns, which this file is the program of.
 """
 
 import argparse
@@ -16,6 +19,7 @@ import gc
 import json
 import math
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -24,6 +28,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -38,6 +43,7 @@ sys.path.append(str(record.ROOT / "launch"))
 import decoder  # noqa: E402
 
 DECODER, GENERATE = "launch/decoder.py", "launch/generate.py"
+FINE_TUNE, ADAPTERS = "launch/fine_tune.py", "launch/adapters.py"
 CHECKPOINT = "book/cells/checkpoint.py"
 VARIANTS = {"qwen3": "QWEN3", "tied": "TIED", "llama": "LLAMA"}  # names in CHECKPOINT
 DEVICES = 1, 2, 8
@@ -265,6 +271,7 @@ def work(name: str, *words: str) -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     turns = {"load": load, "generate_ours": generate_ours}
     turns |= {"generate_theirs": generate_theirs, "products": products}
+    turns |= {"tune_ours": tune_ours, "tune_theirs": tune_theirs}
     turn = turns[name](*words)
     for _ in sys.stdin:
         print(json.dumps(next(turn)), file=answers, flush=True)
@@ -590,12 +597,267 @@ def speed(folder: Path) -> dict:
     return found | {"rounds": ROUNDS, "load average": busy, "reached": reached}
 
 
+# --------------------------------------------------------------------- fine-tuning
+
+STEPS, ROWS = 50, 8  # of a batch
+RANK, ALPHA = 8, 16
+RATES = {"LoRA": 1e-2, "all weights": 1e-3}
+LOSS_AIM = 1e-3  # the most that two losses may differ in STEPS steps
+
+
+def write_rows(path: Path, count: int, vocabulary: int, sizes: list[int]) -> Path:
+    """Rows that count on, of unlike lengths: prompts and answers below these sizes."""
+    rng = np.random.Generator(np.random.Philox(2))
+    with path.open("w") as file:
+        for _ in range(count):
+            start, size, more = rng.integers(
+                [2, 2, 1], [vocabulary - sum(sizes), *sizes]
+            )
+            said = list(range(start, start + size + more))
+            row = {"tokens": said[:size], "answer": said[size:]}
+            print(json.dumps(row), file=file)
+    return path
+
+
+def batches_of(base: Path, rows: Path) -> Callable[[int], tuple]:
+    """A function that gives the batch of a step of launch/fine_tune.py: tokens,
+    which of them are real, and the tokens of answers or -100, each [ROWS, t]."""
+    import fine_tune
+    import generate
+
+    every = fine_tune.read_rows(rows, generate.read_model(base), [], math.inf)
+    longest = max(len(row.tokens) for row in every)
+
+    def batch(step: int) -> tuple:
+        some = fine_tune.rows_of_step(every, 0, step, ROWS)
+        tokens, targets = fine_tune.make_batch(some, ROWS, longest)
+        labels = np.full(tokens.shape, -100)
+        labels[:, 1:] = np.where(targets[:, :-1] < 0, -100, targets[:, :-1])
+        return tokens, tokens > 0, labels  # no row has a token 0
+
+    return batch
+
+
+def share_of_rate(step: int, steps: int) -> float:
+    """What launch/fine_tune.py takes of its rate: a tenth of the steps to warm up."""
+    warm = steps // 10
+    if step < warm:
+        return step / warm
+    return (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+
+
+def their_step(model: object, rate: float, steps: int) -> Callable:
+    """A function that takes a step of AdamW, without decay, on a batch: its loss."""
+    torch, _ = load_theirs()
+    params = [p for p in model.parameters() if p.requires_grad]
+    adam = torch.optim.AdamW(params, lr=rate, weight_decay=0.0)
+    share = partial(share_of_rate, steps=steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, share)
+
+    def step(tokens: np.ndarray, real: np.ndarray, labels: np.ndarray) -> float:
+        given = [torch.from_numpy(np.int64(x)) for x in (tokens, real, labels)]
+        loss = model(given[0], attention_mask=given[1], labels=given[2]).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(params, 1.0)
+        adam.step()
+        schedule.step()
+        adam.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def logits_with(base: Path, place: Path | None) -> np.ndarray:
+    """Our logits of some tokens, with the adapters of a folder if there is one."""
+    import adapters
+
+    c = decoder.read_config(base)
+    mesh = decoder.model_mesh(c)
+    weights = decoder.load(decoder.open_folder(base), c, mesh, jnp.float32)
+    if place:
+        added, lora = adapters.load_adapters(place, c, mesh)
+        weights = adapters.adapt(weights, added, lora.scale)
+    tokens = some_tokens()
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    x, _ = decoder.hidden(weights, tokens, positions, c)
+    return np.asarray(decoder.logits(weights, x, c))
+
+
+def fine_tune(folder: Path) -> dict:
+    """The same steps from the same weights, adapters and rows, by both; then each opens
+    what the other has saved."""
+    import adapters
+    import peft
+
+    torch, transformers = load_theirs()
+    base = write_variant(folder, "qwen3")
+    rows = write_rows(folder / "rows.jsonl", 100, 320, [20, 30])
+    batch, found, c = batches_of(base, rows), {}, decoder.read_config(base)
+    one, lora = decoder.model_mesh(c, jax.devices()[:1]), adapters.Lora(RANK, ALPHA)
+    fresh = adapters.new_adapters(jax.random.key(0), c, lora, one)
+    adapters.save_adapters(folder / "fresh", fresh, c, lora, str(base))
+
+    def opened(name: str, place: Path | None, **how: object) -> object:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder / name, dtype=torch.float32
+        )
+        return peft.PeftModel.from_pretrained(model, place, **how) if place else model
+
+    def scores(model: object) -> np.ndarray:
+        with torch.no_grad():
+            return model.eval()(torch.from_numpy(some_tokens()).long()).logits.numpy()
+
+    def off(ours: np.ndarray, theirs: np.ndarray) -> float:
+        return float(f"{abs(ours - theirs).max():.1e}")
+
+    for what, rate in RATES.items():
+        is_lora = what == "LoRA"
+        fresh_place = folder / "fresh" if is_lora else None
+        model = opened("qwen3", fresh_place, **({"is_trainable": True} * is_lora))
+        take = their_step(model.train(), rate, STEPS)
+        losses = [take(*batch(number)) for number in range(STEPS)]
+        row = {"losses": [round(loss, 6) for loss in losses], "off": {}}
+        for n in DEVICES:
+            out = folder / f"{what} {n}"
+            kind = ["--rank", RANK, "--alpha", ALPHA] if is_lora else ["--full"]
+            words = [base, rows, "--out", out, "--steps", STEPS, "--rate", rate, *kind]
+            words += ["--emulate", n, "--log-every", 1, "--batch", ROWS]
+            command = [sys.executable, record.ROOT / FINE_TUNE, *words]
+            done = subprocess.run(
+                [*map(str, command)], check=True, stdout=subprocess.PIPE, text=True
+            )
+            told = re.findall(r"^step +\d+  loss (\S+)$", done.stdout, re.M)
+            assert len(told) == STEPS, done.stdout
+            row["off"][f"devices {n}"] = off(np.float64(told), np.float64(losses))
+        ours = folder / f"{what} 8"
+        if is_lora:
+            model.save_pretrained(folder / "theirs")
+            pairs = {
+                "opened by PEFT": (ours, opened("qwen3", ours)),
+                "opened by us": (folder / "theirs", model),
+            }
+            for name, (place, said) in pairs.items():
+                row[name] = off(logits_with(base, place), scores(said))
+            before = logits_with(base, None)
+            row["logits moved"] = round(float(abs(scores(model) - before).max()), 2)
+        else:
+            row["opened by Transformers"] = off(
+                logits_with(ours, None), scores(opened(ours.name, None))
+            )
+        found[what] = row
+        print(f"{what}: {row}", flush=True)
+    reached = {
+        what: max(row["off"].values()) <= LOSS_AIM
+        and max(row[name] for name in row if name.startswith("opened")) <= AIM
+        for what, row in found.items()
+    }
+    return found | {"steps": STEPS, "reached": reached}
+
+
+LONG = [100, 156]  # prompts and answers of fine_tune_speed are shorter than these
+TIMED = 6  # steps a turn
+
+
+def measured(take: Callable[[int], object]) -> Iterator[dict]:
+    """Take TIMED steps a turn, after two to compile: seconds, and peak memory."""
+    take(0)
+    take(1)
+    while True:
+        begun = time.perf_counter()
+        for number in range(TIMED):
+            take(number)
+        seconds = time.perf_counter() - begun
+        yield {"seconds": seconds, "peak": memory()["VmHWM"]}
+
+
+def tune_ours(base: str, rows: str, full: str) -> Iterator[dict]:
+    """Steps of launch/fine_tune.py."""
+    on_one_core()
+    import fine_tune
+
+    words = [base, rows, "--out", f"{rows}.out", "--steps", "100", "--batch", str(ROWS)]
+    sys.argv = ["fine_tune.py", *words, *full.split()]
+    options = fine_tune.read_options()
+    job = fine_tune.read_job(options)
+    run = fine_tune.Run(options, job, *fine_tune.choose_devices(options, job))
+    kept = {"state": run.begin()}
+
+    def take(number: int) -> float:
+        some = fine_tune.rows_of_step(job.rows, 0, number, ROWS)
+        kept["state"], loss = run.step(kept["state"], run.base, run.put(some))
+        return float(loss)
+
+    return measured(take)
+
+
+def tune_theirs(base: str, rows: str, full: str, again: str) -> Iterator[dict]:
+    """Steps of PEFT and Transformers, perhaps with layers computed again."""
+    on_one_core()
+    import peft
+
+    torch, transformers = load_theirs()
+    torch.set_num_threads(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if not full:
+        import adapters
+
+        kind = {"r": 16, "lora_alpha": 32, "target_modules": [*adapters.TARGETS]}
+        config = peft.LoraConfig(task_type="CAUSAL_LM", **kind)
+        model = peft.get_peft_model(model, config)
+    if again:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    take, batch = (
+        their_step(model.train(), 1e-4, 100),
+        batches_of(Path(base), Path(rows)),
+    )
+    return measured(lambda number: take(*batch(number)))
+
+
+def fine_tune_speed(folder: Path) -> dict:
+    """Steps a second on one core, where they take turns; neither loading nor compiling
+    counts. The peak is of the whole process, with what it has imported."""
+    place = write_large(folder / "fifty", FIFTY_MILLION, 2)
+    rows = write_rows(folder / "rows.jsonl", 64, 24576, LONG)
+    found, busy = {}, [load_average()]
+    for what, full in (("LoRA", ""), ("all weights", "--full")):
+        workers = {
+            "ours": Worker(tune_ours, place, rows, full),
+            "theirs": Worker(tune_theirs, place, rows, full, ""),
+            "theirs, layers again": Worker(tune_theirs, place, rows, full, "again"),
+        }
+        told = collections.defaultdict(list)
+        for number in range(ROUNDS):
+            for who in in_turn(workers, number):
+                told[who].append(workers[who].turn())
+        for worker in workers.values():
+            worker.end()
+        row = {}
+        for who, turns in told.items():
+            rates = [TIMED / turn["seconds"] for turn in turns]
+            row[who] = {"steps a second": round(middle(rates), 3)}
+            row[who]["MiB"] = round(turns[-1]["peak"] / 2**20)
+            if who != "ours":
+                pairs = zip(told["ours"], turns)
+                ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in pairs]
+                least = [round(f(ratios), 2) for f in (middle, min, max)]
+                row[who]["ours by it"] = least
+                memories = told["ours"][-1]["peak"] / turns[-1]["peak"]
+                row[who]["our memory by its"] = round(memories, 2)
+        found[what] = row
+        print(f"{what}: {row}", flush=True)
+    busy.append(load_average())
+    return found | {"rounds": ROUNDS, "load average": busy, "reached": {}}
+
+
 PARTS = {
     "logits": (logits, [DECODER, CHECKPOINT]),
     "made": (made, [DECODER]),
     "written": (written, [DECODER, CHECKPOINT]),
     "loading": (loading, [DECODER]),
     "speed": (speed, [DECODER, GENERATE]),
+    "fine_tune": (fine_tune, [FINE_TUNE, ADAPTERS, DECODER, CHECKPOINT]),
+    "fine_tune_speed": (fine_tune_speed, [FINE_TUNE, ADAPTERS, DECODER]),
 }
 
 
@@ -612,7 +874,7 @@ def files(part: str) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    return record.installed("jax", "torch", "transformers", "safetensors")
+    return record.installed("jax", "torch", "transformers", "safetensors", "peft")
 
 
 def same(kept: object, found: object) -> bool:

@@ -7,8 +7,6 @@ adapter_config.json and adapter_model.safetensors.
 
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +15,7 @@ import decoder
 import jax
 import jax.numpy as jnp
 import numpy as np
-from decoder import Config, Tensor, divided, open_file, save_file, tensors
-from jax.experimental import multihost_utils
+from decoder import Config, Tensor, divided, open_file, save_folder, tensors
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -240,10 +237,6 @@ def save_adapters(
     base: str,
 ) -> None:
     """Write adapters as PEFT reads them; `base` names the model they are for."""
-    folder = Path(folder)
-    if folder.exists():
-        raise ValueError(f"{folder} exists: nothing is written over it")
-    part = folder.with_name(folder.name + ".partial")
     names = [tensor.name for tensor in jax.tree.leaves(adapter_tensors(c, lora))]
     arrays = dict(zip(names, jax.tree.leaves(adapters), strict=True))
     config = {
@@ -256,15 +249,9 @@ def save_adapters(
         "target_modules": [*lora.targets],
         "bias": "none",
     }
-    first = jax.process_index() == 0
-    if first:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        (part / "adapter_config.json").write_text(json.dumps(config, indent=2))
-    save_file(part / "adapter_model.safetensors", arrays, first)
-    if first:
-        os.replace(part, folder)
-    multihost_utils.sync_global_devices("adapters saved")
+    text = json.dumps(config, indent=2)
+    files = {"adapter_model.safetensors": arrays}
+    save_folder(folder, {"adapter_config.json": text}, files)
 
 
 # %% use

@@ -423,6 +423,23 @@ def load(
 
 
 # %% write
+def in_all(path: Path, work: Callable[[], None], here: bool = True) -> None:
+    """Let every process, or each where here is True, do what may fail in one of them.
+
+    OSError in all of them if it does, which says in which."""
+    code = 0
+    try:
+        if here:
+            work()
+    except OSError as error:
+        code = error.errno or -1
+    codes = np.ravel(multihost_utils.process_allgather(np.int32(code)))
+    for number, code in enumerate(codes.tolist()):
+        if code:
+            where = f" (in process {number})" if len(codes) > 1 else ""
+            raise OSError(code, os.strerror(code) + where, str(path))
+
+
 def save_file(path: Path, arrays: dict[str, jax.Array], first: bool) -> None:
     """Write one safetensors file; every process writes what its devices hold."""
     kinds = {np.dtype(kind): name for name, kind in KINDS.items()}
@@ -433,37 +450,78 @@ def save_file(path: Path, arrays: dict[str, jax.Array], first: bool) -> None:
         header[name]["data_offsets"] = [start, end]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    if first:
+
+    def make() -> None:
         with path.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
+            file.flush()
             if hasattr(os, "posix_fallocate"):  # a full disk says so now
                 os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
             file.truncate(8 + len(text) + end)
-    multihost_utils.sync_global_devices(f"{path.name} is there")
-    for name, x in arrays.items():
-        start = 8 + len(text) + header[name]["data_offsets"][0]
-        room = np.memmap(path, x.dtype, "r+", start, x.shape)
-        for shard in x.addressable_shards:
-            if shard.replica_id == 0:
-                room[shard.index] = shard.data
-        room.flush()
-    multihost_utils.sync_global_devices(f"{path.name} is whole")
+            os.fsync(file.fileno())
+
+    def fill() -> None:
+        for name, x in arrays.items():
+            start = 8 + len(text) + header[name]["data_offsets"][0]
+            room = np.memmap(path, x.dtype, "r+", start, x.shape)
+            for shard in x.addressable_shards:
+                if shard.replica_id == 0:
+                    room[shard.index] = shard.data
+            room.flush()
+
+    in_all(path, make, first)
+    in_all(path, fill)
+
+
+def save_folder(
+    folder: str | Path,
+    texts: dict[str, str | Path],
+    files: dict[str, dict[str, jax.Array]],
+) -> None:
+    """Write texts, copies of small files, and safetensors files into a new folder.
+
+    It has its name when it is whole. On OSError, in all processes, nothing is left."""
+    folder = Path(folder)
+    if folder.exists():
+        raise ValueError(f"{folder} exists: nothing is written over it")
+    part = folder.with_name(folder.name + ".partial")
+    first = jax.process_index() == 0
+
+    def begin() -> None:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name, text in texts.items():
+            if isinstance(text, Path):
+                shutil.copyfile(text, part / name)
+            else:
+                (part / name).write_text(text)
+
+    try:
+        in_all(part, begin, first)
+        for name, arrays in files.items():
+            save_file(part / name, arrays, first)
+        in_all(folder, lambda: os.replace(part, folder), first)
+    except OSError:
+        if first:
+            shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 # %% save
 def save(
-    folder: str | Path, weights: dict, c: Config, config: Path, limit: int
+    folder: str | Path,
+    weights: dict,
+    c: Config,
+    config: Path,
+    limit: int,
+    beside: tuple[Path, ...] = (),
 ) -> None:
     """Write a folder that `load` reads: each process writes its shards into the same
     files, on a disk that all share. No process holds a tensor that is cut whole.
 
-    `config` is the config.json to keep. A file takes at most `limit` bytes, unless one
-    tensor is larger."""
-    folder, tree = Path(folder), tensors(c)
-    if folder.exists():
-        raise ValueError(f"{folder} exists: nothing is written over it")
-    part = folder.with_name(folder.name + ".partial")
-    names = [tensor.name for tensor in jax.tree.leaves(tree)]
+    `config` is the config.json to keep, and `beside` are small files that go with it.
+    A file takes at most `limit` bytes, unless one tensor is larger."""
+    names = [tensor.name for tensor in jax.tree.leaves(tensors(c))]
     arrays = dict(zip(names, jax.tree.leaves(weights), strict=True))
     groups, size = [[]], 0
     for name, x in arrays.items():
@@ -472,22 +530,16 @@ def save(
             size = 0
         groups[-1].append(name)
         size += x.nbytes
-    first = jax.process_index() == 0
-    if first:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-    where = {}
+    where, files = {}, {}
     for number, group in enumerate(groups, start=1):
         file = f"model-{number:05}-of-{len(groups):05}.safetensors"
         where |= dict.fromkeys(group, file)
-        save_file(part / file, {name: arrays[name] for name in group}, first)
-    if first:
-        shutil.copy(config, part / "config.json")
-        index = {"metadata": {"total_size": sum(x.nbytes for x in arrays.values())}}
-        index["weight_map"] = where
-        (part / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-        os.replace(part, folder)
-    multihost_utils.sync_global_devices("saved")
+        files[file] = {name: arrays[name] for name in group}
+    index = {"metadata": {"total_size": sum(x.nbytes for x in arrays.values())}}
+    index["weight_map"] = where
+    texts = {"config.json": Path(config)} | {path.name: path for path in beside}
+    texts["model.safetensors.index.json"] = json.dumps(index, indent=2)
+    save_folder(folder, texts, files)
 
 
 # %% cache

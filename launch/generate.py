@@ -5,8 +5,9 @@ python generate.py FOLDER --prompts requests.jsonl  one JSON object on each line
 
 A line is {"prompt": "text"} or {"tokens": [1, 15, 7]}; it may have "max_tokens",
 "temperature", "seed" and "id". Each answer is one line of JSON on stdout, printed as
-soon as it is whole. It needs decoder.py beside it, JAX, and for text the package
-tokenizers. What it will not do it says in one sentence, and ends with status 2.
+soon as it is whole. It needs decoder.py beside it, for adapters adapters.py too, JAX,
+and for text the package tokenizers. What it will not do it says in one sentence, and
+ends with status 2.
 """
 
 import argparse
@@ -72,6 +73,17 @@ READERS = {  # of what a line may say for itself
 }
 
 
+def check_processes(parser: Parser, options: argparse.Namespace) -> None:
+    """Complain of options that do not say which process this is."""
+    by_hand = (options.coordinator, options.processes, options.process)
+    if by_hand.count(None) not in (0, 3):
+        parser.error("--coordinator, --processes and --process go together")
+    if options.processes and options.process >= options.processes:
+        parser.error(f"--process counts from 0: to {options.processes - 1}")
+    if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
+        parser.error(f"--coordinator {options.coordinator} is not HOST:PORT")
+
+
 def read_options() -> argparse.Namespace:
     """The options of the command line, or their defaults."""
     what, _, more = __doc__.partition("\n\n")
@@ -81,6 +93,7 @@ def read_options() -> argparse.Namespace:
     option("folder", type=Path, help="with config.json and *.safetensors")
     option("--prompt", action="append", default=[], help="a text to go on from")
     option("--prompts", type=Path, metavar="FILE", help="requests, one a line")
+    option("--adapters", type=Path, metavar="DIR", help="LoRA, as PEFT or we saved it")
     for name, read, default, about in (
         ("--max-tokens", READERS["max_tokens"], 128, "of an answer, at most"),
         ("--temperature", READERS["temperature"], 0.0, "0: the likeliest, 1: a draw"),
@@ -100,13 +113,7 @@ def read_options() -> argparse.Namespace:
     kinds = ("float32", "bfloat16", "float16")
     option("--dtype", choices=kinds, help="else float32 on a CPU, or as the files have")
     options = parser.parse_args()
-    by_hand = (options.coordinator, options.processes, options.process)
-    if by_hand.count(None) not in (0, 3):
-        parser.error("--coordinator, --processes and --process go together")
-    if options.processes and options.process >= options.processes:
-        parser.error(f"--process counts from 0: to {options.processes - 1}")
-    if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
-        parser.error(f"--coordinator {options.coordinator} is not HOST:PORT")
+    check_processes(parser, options)
     if not options.prompt and not options.prompts:
         parser.error("there is nothing to answer: give --prompt or --prompts")
     return options
@@ -166,6 +173,27 @@ def read_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def read_tokens(
+    what: str, said: Any, tokenizer: Any, size: int, is_text: bool, special: bool = True
+) -> list[int]:
+    """The tokens of a text, or of a list of them; ValueError if it is none.
+
+    size is of the vocabulary; special: with what the tokenizer puts around a text."""
+    if is_text:
+        if isinstance(tokenizer, str):
+            raise ValueError(f"a text needs a tokenizer, and {tokenizer}")
+        try:
+            said = tokenizer.encode(said, add_special_tokens=special).ids
+        except (TypeError, UnicodeError):
+            raise ValueError(f"its {what} is no Unicode text") from None
+    if not isinstance(said, list) or not said:
+        raise ValueError(f"its {what} needs at least one token")
+    for token in said:
+        if type(token) is not int or not 0 <= token < size:
+            raise ValueError(f"{token!r} is no token: these go from 0 to {size - 1}")
+    return said
+
+
 def read_request(
     asked: Any, index: int, options: argparse.Namespace, tokenizer: Any, size: int
 ) -> Request:
@@ -184,20 +212,26 @@ def read_request(
             values[key] = READERS[key](json.dumps(asked[key]))
         except argparse.ArgumentTypeError as error:
             raise ValueError(f"{key}: {error}") from None
-    tokens = asked.get("tokens")
-    if "prompt" in asked:
-        if isinstance(tokenizer, str):
-            raise ValueError(f"a text needs a tokenizer, and {tokenizer}")
-        try:
-            tokens = tokenizer.encode(asked["prompt"]).ids
-        except (TypeError, UnicodeError):
-            raise ValueError("its prompt is no Unicode text") from None
-    if not isinstance(tokens, list) or not tokens:
-        raise ValueError("it needs a prompt of at least one token")
-    for token in tokens:
-        if type(token) is not int or not 0 <= token < size:
-            raise ValueError(f"{token!r} is no token: these go from 0 to {size - 1}")
+    is_text = "prompt" in asked
+    said = asked["prompt" if is_text else "tokens"]
+    tokens = read_tokens("prompt", said, tokenizer, size, is_text)
     return Request(name, tokens, *values.values())
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Each line of a file that is not empty, after the place where it stands."""
+    for place, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if line.strip():
+            yield f"{path}, line {place}", line
+
+
+def read_json(where: str, line: str | bytes) -> Any:
+    """What a line says; ValueError, with the place, if it is not JSON."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        why = getattr(error, "msg", error)
+        raise ValueError(f"{where}: it is not JSON ({why})") from None
 
 
 def read_requests(
@@ -206,18 +240,10 @@ def read_requests(
     """All requests; ValueError, with the place, for one that cannot be answered."""
     lines = [("--prompt", json.dumps({"prompt": text})) for text in options.prompt]
     if options.prompts:
-        for place, line in enumerate(
-            options.prompts.read_bytes().split(b"\n"), start=1
-        ):
-            if line.strip():
-                lines.append((f"{options.prompts}, line {place}", line))
+        lines.extend(read_lines(options.prompts))
     requests, names = [], set()
     for index, (where, line) in enumerate(lines):
-        try:
-            asked = json.loads(line)
-        except ValueError as error:
-            why = getattr(error, "msg", error)
-            raise ValueError(f"{where}: it is not JSON ({why})") from None
+        asked = read_json(where, line)
         try:
             request = read_request(asked, index, options, tokenizer, c.vocabulary)
         except ValueError as error:
@@ -240,6 +266,33 @@ def limits(folder: Path) -> tuple[float, set[int]]:
     if path.exists():
         stop = json.loads(path.read_text()).get("eos_token_id", stop)
     return positions, {*stop} if isinstance(stop, list) else {stop} - {None}
+
+
+class Model(NamedTuple):
+    """A folder, of which no weight is read yet."""
+
+    c: decoder.Config
+    positions: float  # how many it was made for
+    stops: set[int]  # tokens that end an answer
+    tokenizer: Any  # or a str that says why there is none
+    files: decoder.Files
+
+
+def read_model(folder: Path) -> Model:
+    """What there is in a folder; ValueError or OSError if it will not do."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder: download the model first")
+    try:
+        c = decoder.read_config(folder)
+        positions, stops = limits(folder)
+        tokenizer = read_tokenizer(folder)
+        files = decoder.open_folder(folder)
+        decoder.check_files(files, decoder.tensors(c), c)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"a file of {folder} is not JSON: {error}") from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} is not as it should be: {error!r}") from None
+    return Model(c, positions, stops, tokenizer, files)
 
 
 # ------------------------------------------------------------------------ two programs
@@ -469,9 +522,9 @@ def meet(options: argparse.Namespace) -> None:
         raise ValueError(f"cannot join the other processes: {error}") from None
 
 
-def agree(requests: list[Request], shape: Shape, stops: set[int]) -> None:
+def agree(*what: object) -> None:
     """ValueError in all processes if they would not take the same steps."""
-    told = repr((requests, shape, sorted(stops))).encode()
+    told = repr(what).encode()
     sums = multihost_utils.process_allgather(np.int32(zlib.crc32(told) >> 1))
     if (sums != sums[0]).any():
         raise ValueError("all processes need the same model, options and prompts")
@@ -521,6 +574,21 @@ def plan(
     return Shape(min(options.slots, len(requests)), length, rows, chunk, dtype)
 
 
+def check_room(parts: dict[str, int], mesh: Mesh, less: str) -> None:
+    """ValueError if parts, in bytes, are too much for a device of this process."""
+    here = mesh.local_devices
+    room = (here[0].memory_stats() or {}).get("bytes_limit")
+    if not room and (table := Path("/proc/meminfo")).exists():
+        available = re.search(r"MemAvailable: +(\d+) kB", table.read_text())
+        room = int(available[1]) * 1024 // len(here)
+    if room and room < sum(parts.values()):
+        told = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in parts.items())
+        raise ValueError(
+            f"too little memory: a device needs {sum(parts.values()) / 2**30:,.2f} GiB "
+            f"({told}) and has {room / 2**30:,.2f}; {less} need less"
+        )
+
+
 def check_memory(c: decoder.Config, mesh: Mesh, shape: Shape) -> None:
     """ValueError if weights, cache and logits would not fit on a device of this
     process; of what is computed in between it knows nothing."""
@@ -532,18 +600,7 @@ def check_memory(c: decoder.Config, mesh: Mesh, shape: Shape) -> None:
         "cache": cache * wide // mesh.size,
         "logits": max(shape.slots, shape.rows) * c.vocabulary * 4,
     }
-    here = mesh.local_devices
-    room = (here[0].memory_stats() or {}).get("bytes_limit")
-    if not room and (table := Path("/proc/meminfo")).exists():
-        available = re.search(r"MemAvailable: +(\d+) kB", table.read_text())
-        room = int(available[1]) * 1024 // len(here)
-    if room and room < sum(parts.values()):
-        told = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in parts.items())
-        raise ValueError(
-            f"too little memory: a device needs {sum(parts.values()) / 2**30:,.2f} GiB "
-            f"({told}) and has {room / 2**30:,.2f}; fewer --slots, a shorter --length "
-            "or more devices need less"
-        )
+    check_room(parts, mesh, "fewer --slots, a shorter --length or more devices")
 
 
 def say(text: str) -> None:
@@ -558,20 +615,17 @@ def prepare(
     """All that is needed to answer, or ValueError or OSError with the reason why not.
 
     What can be refused is refused before any weight is read."""
-    folder = options.folder
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: download the model first")
-    try:
-        c = decoder.read_config(folder)
-        positions, stops = limits(folder)
-        tokenizer = read_tokenizer(folder)
-        files = decoder.open_folder(folder)
-        decoder.check_files(files, decoder.tensors(c), c)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"a file of {folder} is not JSON: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder} is not as it should be: {error!r}") from None
+    c, positions, stops, tokenizer, files = read_model(options.folder)
     requests = read_requests(options, c, tokenizer)
+    lora = None
+    if options.adapters:
+        import adapters
+
+        try:
+            lora = adapters.read_lora(options.adapters)
+        except (KeyError, TypeError, AttributeError) as error:
+            why = f"{options.adapters} is not as it should be: {error!r}"
+            raise ValueError(why) from None
 
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
@@ -591,12 +645,16 @@ def prepare(
     shape = plan(options, requests, positions, mesh, dtype)
     check_memory(c, mesh, shape)
     if jax.process_count() > 1:
-        agree(requests, shape, stops)
+        agree(requests, shape, sorted(stops), lora)
+    if lora:
+        added, _ = adapters.load_adapters(options.adapters, c, mesh, fitted)
 
     told = f"{len(requests)} prompts, {shape.slots} at a time, {dtype}"
     say(f"{told}, on {mesh.size} {devices[0].device_kind} devices")
     begun = time.monotonic()
     weights = jax.block_until_ready(decoder.load(files, c, mesh, dtype, fitted))
+    if lora:
+        weights = adapters.adapt(weights, added, lora.scale)
     loaded = time.monotonic()
     engine = Engine(weights, c, mesh, shape)
     compiled = time.monotonic()

@@ -1,7 +1,7 @@
 """What a run needs beside its training: processes that meet, a folder of its own,
 checkpoints that are whole, limits of time, and an end that says what it was.
 
-train.py uses it: copy both. They end with one of these statuses.
+train.py and fine_tune.py use it, and end with one of these statuses.
 
 0    the run is done
 75   told to stop, and something new is saved: start it again
@@ -38,7 +38,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-SAVED, UNSAVED, STAY_DOWN = 75, 76, 78
+REFUSED, SAVED, UNSAVED, STAY_DOWN = 2, 75, 76, 78
 MEETING = "the meeting of the processes"
 
 # ------------------------------------------------------------------ lines and the end
@@ -60,10 +60,23 @@ def leave(status: int, text: str) -> NoReturn:
     if jax.process_index() == 0:
         if status == STAY_DOWN and claimed:
             write_starts(*claimed)  # it is no start in vain: nobody repeats it
-        file = sys.stderr if status == STAY_DOWN else sys.stdout
+        file = sys.stderr if status in (REFUSED, STAY_DOWN) else sys.stdout
         print(text, file=file, flush=True)
     hear_no_more()
     sys.exit(status)
+
+
+def tell_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
+    """Look at losses f32[] that were put aside with their steps, print some, and drop
+    them; one that is not finite ends the run."""
+    for done, loss in jax.device_get(losses):
+        if not np.isfinite(loss):
+            leave(
+                STAY_DOWN, f"the loss of step {done} is {loss}: not saved from there on"
+            )
+        if done % every == 0:
+            tell(done, f"loss {loss:.6f}")
+    losses.clear()
 
 
 def hear_no_more() -> None:

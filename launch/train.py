@@ -97,7 +97,16 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from lifecycle import SAVED, STAY_DOWN, Checkpoints, leave, limit, say, tell
+from lifecycle import (
+    SAVED,
+    STAY_DOWN,
+    Checkpoints,
+    leave,
+    limit,
+    say,
+    tell,
+    tell_losses,
+)
 from sklearn.datasets import load_digits
 
 
@@ -240,19 +249,6 @@ def evaluate(score, state: TrainState, test: Rows, batch: int, split, here) -> s
         sums += score(state, rows, real)
     loss, right = sums
     return f"test loss {loss / count:.6f}, {right:.0f} of {count} right"
-
-
-def tell_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
-    """Look at losses f32[] that were put aside with their steps, print some, and drop
-    them; one that is not finite ends the run."""
-    for done, loss in jax.device_get(losses):
-        if not np.isfinite(loss):
-            leave(
-                STAY_DOWN, f"the loss of step {done} is {loss}: not saved from there on"
-            )
-        if done % every == 0:
-            tell(done, f"loss {loss:.6f}")
-    losses.clear()
 
 
 def main(options: argparse.Namespace) -> None:

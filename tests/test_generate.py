@@ -78,10 +78,14 @@ class Tokenizer:
 
     def no_truncation(self): pass
 
-    def encode(self, text):
+    def encode(self, text, add_special_tokens=True):
         if not isinstance(text, str):
             raise TypeError("not a text")
-        return SimpleNamespace(ids=[1, *(self.words.get(w, 0) for w in text.split())])
+        words = [self.words.get(word, 0) for word in text.split()]
+        return SimpleNamespace(ids=[1] * add_special_tokens + words)
+
+    def token_to_id(self, word):
+        return self.words.get(word)
 
     def decode(self, ids):
         names = {number: word for word, number in self.words.items()}
@@ -412,7 +416,7 @@ def test_a_torn_folder_is_refused(place, tmp_path, name, damage, reason):
         ('{"tokens": [1], "id": [1]}', "its id [1] is no text and no whole number"),
         ('{"tokens": [1, 321]}', "321 is no token: these go from 0 to 320"),
         ('{"tokens": [1, true]}', "True is no token"),
-        ('{"tokens": []}', "it needs a prompt of at least one token"),
+        ('{"tokens": []}', "its prompt needs at least one token"),
         ('{"prompt": 5}', "its prompt is no Unicode text"),
         ('{"tokens": [1], "max_tokens": 0}', "max_tokens: 0 is no whole number from 1"),
         ('{"tokens": [1], "max_tokens": 2.5}', "max_tokens: 2.5 is no whole number"),
