@@ -90,6 +90,10 @@ PROGRAMS = {
         "rows, by hints": "layer_program(by_rows, attend)",
         "rows, swap": "layer_program(by_rows, swap)",
     },
+    "31_fine_tune": {
+        name: f"bill({name!r})"
+        for name in ("bf16 base, cut", "int8 base, cut", "int8, gathered first")
+    },
     "32_fewer_bits": {
         f"{way}, {name}": f"{way}, (to_send['{name}'],)"
         for way in ("gather", "gather_bits", "add")
