@@ -123,7 +123,8 @@ def lab(session: nox.Session) -> None:
     if name == "pytorch":
         session.install("torch==2.13.0")
     if name == "hugging_face":  # PyTorch with NVIDIA's libraries, which it never uses
-        session.install("torch==2.15.0", "transformers==5.23.0", "safetensors==0.8.0")
+        theirs = "torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 peft==0.21.2"
+        session.install(*theirs.split())
     clean_up = {"interrupt_timeout": 30, "terminate_timeout": 30}
     session.run("python", "lab", *session.posargs, env=env, **clean_up)
 
