@@ -713,7 +713,8 @@ def fine_tune(folder: Path) -> dict:
     for what, rate in RATES.items():
         is_lora = what == "LoRA"
         fresh_place = folder / "fresh" if is_lora else None
-        model = opened("qwen3", fresh_place, **({"is_trainable": True} * is_lora))
+        how = {"is_trainable": True} if is_lora else {}
+        model = opened("qwen3", fresh_place, **how)
         take = their_step(model.train(), rate, STEPS)
         losses = [take(*batch(number)) for number in range(STEPS)]
         row = {"losses": [round(loss, 6) for loss in losses], "off": {}}
