@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import sys
 import warnings
 from datetime import timedelta
@@ -36,6 +37,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 def problem():
@@ -243,7 +245,70 @@ def recorder(rank):
     return {"made": made, "error": error}
 
 
+class Rows(Dataset):
+    """A hundred rows, f32[4], of which each holds its number."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, number):
+        return np.full(4, number, np.float32)
+
+
+def loader_of(rank, how):
+    """Two workers, started in this way, read this rank's half of the rows."""
+    sampler = DistributedSampler(Rows(), num_replicas=2, rank=rank, drop_last=True)
+    return DataLoader(
+        Rows(),
+        batch_size=16,  # of this process
+        sampler=sampler,
+        drop_last=True,  # 50 rows make three batches
+        collate_fn=np.stack,  # NumPy arrays, no tensors
+        num_workers=2,
+        multiprocessing_context=how,
+        persistent_workers=True,
+    )
+
+
+def feed(rank):
+    import jax  # here, which spares the workers the import
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
+    address = one_address()
+    jax.distributed.initialize(address, 2, rank, coordinator_bind_address=address)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    over_all = NamedSharding(mesh, PartitionSpec("data"))
+
+    found = {}
+    for how in ("fork", "spawn"):
+        batches = []
+        loader = loader_of(rank, how)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for epoch in (0, 1):
+                loader.sampler.set_epoch(epoch)  # or every epoch has the same order
+                for mine in loader:  # f32[16, 4]
+                    batch = jax.make_array_from_process_local_data(over_all, mine)
+                    batches.append(batch)
+        mine = [[s.data[:, 0].tolist() for s in b.addressable_shards] for b in batches]
+        told = [str(w.message) for w in caught if "os.fork()" in str(w.message)]
+        found[how] = {"shape": batches[0].shape, "rows": mine, "warned": told[:1]}
+    jax.distributed.shutdown()
+    return found
+
+
 # ---------------------------------------------------------- not shown on the page
+
+
+def one_address() -> str:
+    """A free port of this machine, the same in both processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = [f"127.0.0.1:{probe.getsockname()[1]}"]
+    dist.broadcast_object_list(address)
+    return address[0]
 
 
 def counts(calls: CommDebugMode) -> dict[str, int]:
@@ -278,6 +343,7 @@ PROGRAMS = {
     "tensor_parallel": tensor_parallel,
     "gpipe": lambda rank: pipeline(rank, ScheduleGPipe),
     "1f1b": lambda rank: pipeline(rank, Schedule1F1B),
+    "feed": feed,
     "checkpoint": checkpoint,
     "recorder": recorder,
 }
