@@ -594,7 +594,7 @@ def test_a_batch_that_does_not_divide_is_refused(place):
             b'{"tokens": [1], "answer": [321]}',
             "321 is no token: these go from 0 to 320",
         ),
-        (b'{"tokens": [1], "answer": [1], "answers": [2]}', "has ['answers'], which"),
+        (b'{"tokens": [1], "answer": [1], "answers": [2]}', "it has ['answers'], which"),
         (
             b'{"tokens": [1], "answer": [%s1]}' % (b"1, " * 60),
             "it has 62 tokens with its answer, and may have 60",
