@@ -172,7 +172,8 @@ def merge(
 # %% read
 OTHER_SUMS = (  # of PEFT's options, those by which an adapter adds something else
     "alora_invocation_tokens alpha_pattern fan_in_fan_out kasa_config "
-    "layer_replication rank_pattern use_bdlora use_dora use_qalora"
+    "layer_replication layers_to_transform lora_bias modules_to_save rank_pattern "
+    "target_parameters trainable_token_indices use_bdlora use_dora use_qalora"
 ).split()
 
 
@@ -188,6 +189,8 @@ def read_lora(folder: str | Path) -> Lora:
     if said.get("peft_type") != "LORA":
         raise ValueError(f"{path} is of {said.get('peft_type')!r}, not of LORA")
     asked = [name for name in OTHER_SUMS if said.get(name)]
+    if said.get("bias", "none") != "none":
+        asked.append(f"bias {said['bias']!r}")
     born = said.get("init_lora_weights", True)
     if born not in (True, False, "gaussian", "orthogonal", "eva"):
         asked.append(f"init_lora_weights {born!r}, which may change the base")

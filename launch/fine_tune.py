@@ -147,6 +147,8 @@ def read_row(said: Any, model: generate.Model, stop: list[int], most: float) -> 
         raise ValueError('it has no "answer"')
     is_text, read = "prompt" in said, generate.read_tokens
     how = (model.tokenizer, model.c.vocabulary, is_text)
+    if not is_text and not isinstance(said["answer"], list):
+        raise ValueError("its answer is no list of tokens, and its prompt is one")
     prompt = read("prompt", said["prompt" if is_text else "tokens"], *how)
     answer = read("answer", said["answer"], *how, special=False) + stop * is_text
     if (size := len(prompt) + len(answer)) > most:

@@ -435,6 +435,8 @@ def test_generate_answers_as_merged_weights_do(place, whole):
     [
         (lambda said: said | {"peft_type": "IA3"}, "is of 'IA3', not of LORA"),
         (lambda said: said | {"r": 8}, "is not for this model: it differs in base_"),
+        (lambda said: said | {"bias": "all"}, "asks for what is not here: bias 'all'"),
+        (lambda said: said | {"layers_to_transform": [0]}, "layers_to_transform"),
         (lambda said: {"peft_type": "LORA"}, "is not as it should be: "),
         (lambda said: [], "is not as it should be: "),
     ],
@@ -589,12 +591,15 @@ def test_a_batch_that_does_not_divide_is_refused(place):
         (b'{"tokens": [], "answer": [1]}', "its prompt needs at least one token"),
         (b'{"prompt": "sea", "answer": ""}', "its answer needs at least one token"),
         (b'{"prompt": "sea", "answer": [7]}', "its answer is no Unicode text"),
-        (b'{"tokens": [1], "answer": "sea"}', "its answer needs at least one token"),
+        (b'{"tokens": [1], "answer": "sea"}', "its answer is no list of tokens"),
         (
             b'{"tokens": [1], "answer": [321]}',
             "321 is no token: these go from 0 to 320",
         ),
-        (b'{"tokens": [1], "answer": [1], "answers": [2]}', "it has ['answers'], which"),
+        (
+            b'{"tokens": [1], "answer": [1], "answers": [2]}',
+            "it has ['answers'], which",
+        ),
         (
             b'{"tokens": [1], "answer": [%s1]}' % (b"1, " * 60),
             "it has 62 tokens with its answer, and may have 60",
