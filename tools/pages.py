@@ -29,7 +29,7 @@ CACHE = ROOT / "_build/.jupyter_cache"
 LIMIT = yaml.safe_load((ROOT / "_config.yml").read_text())["execute"]["timeout"]
 READER = {"name": "myst_nb_md", "type": "plugin"}
 PROFILE = ROOT / "_build/ipython"  # so that no reader's own settings play a part
-PINS = r"^(?:jax|jaxlib|numpy|flax|optax|orbax-checkpoint|grain)==\S+"
+PINS = r"^(?:jax|jaxlib|numpy|flax|optax|orbax-checkpoint|grain|equinox|keras)==\S+"
 
 
 def pages() -> list[Path]:
