@@ -114,7 +114,7 @@ def lab(session: nox.Session) -> None:
     install_lock(session, "tests/requirements.lock")
     name = session.posargs[0] if session.posargs else ""
     env = ONCE | {"MPLBACKEND": "agg", "PYTHONPATH": "book:tools"}
-    if name == "aot":  # libtpu is Google's, under the terms of its cloud
+    if name in ("aot", "mosaic"):  # libtpu is Google's, under the terms of its cloud
         session.install(*COMPILERS[:1])
         ask = "from importlib.metadata import version; print(version('jax'), end='')"
         jax = session.run("python", "-c", ask, silent=True)

@@ -120,13 +120,13 @@ def due(chapter: str) -> list[tuple[str, str, str]]:
 
 
 def run_cells(chapter: str) -> dict:
-    """Run a chapter's cells quietly, of chapter 27 the Setup and those tagged
-    `recorded`; return the names that they leave."""
+    """Run a chapter's cells quietly, of one with cells tagged `recorded` the Setup and
+    these; return the names that they leave."""
     path = ROOT / f"notebooks/{chapter}.ipynb"
     cells = nbformat.read(path, as_version=4).cells
     first, *rest = [cell for cell in cells if cell.cell_type == "code"]
-    if chapter == LAST:
-        rest = [cell for cell in rest if "recorded" in cell.metadata.get("tags", [])]
+    tagged = [cell for cell in rest if "recorded" in cell.metadata.get("tags", [])]
+    rest = tagged or rest
     names = {"__name__": "__main__"}
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         for cell in (first, *rest):

@@ -6,6 +6,7 @@ What those compilers write today, `nox -s lab -- aot` holds against the record.
 import re
 
 import aot
+import mosaic
 import nbformat
 import pytest
 import record
@@ -131,3 +132,11 @@ def test_a_gather_and_four_scatters_became_loops():
     order = PARTS[aot.LAST]["found"][place]["order"]
     assert order.count("loop of") == 5
     assert order.index("loop of") < order.index("matmul")
+
+
+def test_the_kernels_are_those_that_were_recorded():
+    parts = record.read("mosaic")
+    cell = (record.ROOT / "book/cells/recorded_mosaic.py").read_text()
+    assert record.meaning(cell) == record.meaning(mosaic.cell(parts))
+    older = record.older(parts[mosaic.CHAPTER])
+    assert older == [], "run: nox -s lab -- mosaic --record"
