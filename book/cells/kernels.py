@@ -91,11 +91,16 @@ def references(parts: list) -> list[tuple]:
 
 
 def target(device_id: object, known: dict) -> np.ndarray | None:
-    """The number of the device that each device names, if its id is a tuple."""
+    """The number of the device that each device names by a tuple or a dictionary."""
     if device_id is None:
         return None
     sizes = known["mesh"]
-    ids = [value_of(i, known) for i in jax.tree.leaves(device_id)]
+    own = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
+    if isinstance(device_id, dict):  # by name; an axis that is left out is one's own
+        named = {axis: value_of(i, known) for axis, i in device_id.items()}
+        ids = [named.get(axis, place) for axis, place in zip(sizes, own)]
+    else:
+        ids = [value_of(i, known) for i in jax.tree.leaves(device_id)]
     complaint = f"a device's id has {len(ids)} parts, the mesh {len(sizes)} axes"
     assert len(ids) == len(sizes), complaint
     if any(i is None for i in ids):
@@ -230,32 +235,46 @@ def levels(program, *arrays) -> list[dict[str, np.ndarray]]:
 
 
 def mixed_up(program, *arrays) -> set[str]:
-    """The semaphores that do not say which copy has arrived: of two copies that may be
-    on their way at once, a device sends something on after it has waited for one."""
-    devices = np.arange(jax.device_count())
-    knows = np.zeros((len(devices), len(devices)), int)  # how far all others are
-    raised, sends, waits = {}, {}, {}
+    """The semaphores that do not say which copy has arrived. Device 0 is held back at
+    each of its events, while the others go on as far as they can: does anybody find
+    more than it waits for, and send on before it has waited for the rest?"""
     found = read_kernels(program, *arrays)
-    for time_now, event in enumerate(found):
-        knows[devices, devices] = time_now
-        for number, name in enumerate(event.semaphores):
+    receiving = {event.semaphores[1] for event in found if event.kind == "send"}
+    hasty = set()  # waits after which something is sent before the next such wait
+    for number, event in enumerate(found):
+        if event.kind == "wait" and event.semaphores[0] in receiving:
+            for later in found[number + 1 :]:
+                if later.kind == "send":
+                    hasty.add(number)
+                if later.kind == "send" or (later.kind, later.semaphores) == event[:2]:
+                    break
+    mixed = set()
+    for hold in range(len(found)):
+        level, at = {}, [0] * jax.device_count()
+
+        def go(d: int) -> bool:
+            event = found[at[d]]
+            name = event.semaphores[0]
             if event.kind == "wait":
-                waits.setdefault(name, []).append(time_now)
-                for d in devices:
-                    for _ in range(event.count):  # what was raised first
-                        knows[d] = np.maximum(knows[d], raised[name, d].pop(0))
-                continue
-            here = event.to is None or (event.kind == "send" and number == 0)
-            for d, there in zip(devices, devices if here else event.to):
-                raised.setdefault((name, there), []).extend([knows[d]] * event.count)
-        if event.kind == "send":
-            by = knows[devices, event.to] if event.to is not None else devices * 0 - 1
-            sends.setdefault(event.semaphores[1], []).append((time_now, by.min()))
-        knows = knows.copy()
-    mixed, times = set(), [time for sent in sends.values() for time, _ in sent]
-    for name, sent in sends.items():
-        pairs = zip(waits.get(name, []), waits.get(name, [])[1:], sent[1:])
-        for first, second, (_, known) in pairs:
-            if known < first and any(first < time < second for time in times):
-                mixed.add(name)
+                there = level.get((name, d), 0)
+                if there < event.count:
+                    return False
+                if there > event.count and at[d] in hasty:
+                    mixed.add(name)
+                level[name, d] = there - event.count
+            else:
+                for number, name in enumerate(event.semaphores):
+                    here = event.to is None or (event.kind == "send" and number == 0)
+                    key = name, d if here else int(event.to[d])
+                    level[key] = level.get(key, 0) + event.count
+            at[d] += 1
+            return True
+
+        for end in (hold, len(found)):  # of device 0, which then goes on
+            moved = True
+            while moved:
+                moved = False
+                for d in range(len(at)):
+                    while at[d] < (len(found) if d else end) and go(d):
+                        moved = True
     return mixed
