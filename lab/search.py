@@ -1,7 +1,8 @@
 """Ask the built site's search what people paste, and see where the right page stands.
 
 A part is what was asked in public, for which the page of errors was written ("asked"),
-or what other programs print or other readers may ask, on which nothing was tuned.
+what other programs print or other readers may ask, on which nothing was tuned, or
+questions of 2025 and 2026 from the job, of which a third was held out.
 """
 
 import json
@@ -14,7 +15,11 @@ from playwright.sync_api import Browser, sync_playwright
 from published import CHROMIUM, chromium, program, published
 from record import ROOT
 
-FILES = {"asked": "tests/threads.json", "held out": "tests/pastes.json"}
+FILES = {
+    "asked": "tests/threads.json",
+    "held out": "tests/pastes.json",
+    "questions": "tests/questions.json",
+}
 RANKED = """queries => queries.map(query => Search.rank(window.found, query)
   .map(([{ page, anchor, heading, passage }]) => %s))"""
 Ask = Callable[[list[str]], list[list[str]]]
