@@ -198,7 +198,8 @@ def test_a_few_words_find_their_page(ask):
 
 
 def test_nothing_that_announces_is_above_an_answer(ask, found):
-    for part, entries in PARTS.items():
+    for part in ("asked", "held out"):
+        entries = PARTS[part]
         answers = ask([entry["asked"] for entry in entries.values()])
         for name, addresses in zip(entries, answers):
             above = addresses[: max(found[part][name][0] - 1, 0)]
