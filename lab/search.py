@@ -2,7 +2,7 @@
 
 A part is what was asked in public, for which the page of errors was written ("asked"),
 what other programs print or other readers may ask, on which nothing was tuned, or
-questions of 2025 and 2026 from the job, of which a third was held out.
+questions of 2025 and 2026 from the job, of which some were held out.
 """
 
 import json
