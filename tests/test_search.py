@@ -126,7 +126,7 @@ def test_most_pastes_find_their_page(found):
 
 
 def test_questions_from_the_job_find_their_page(found):
-    """Fewer of these: 9 of the 20 that were held out when they were first asked."""
+    """Fewer of these, and fewer still of those that were held out."""
     wholes = [whole for whole, _ in found["questions"].values()]
     assert mean(1 <= place <= 2 for place in wholes) >= 0.7
     assert mean(1 <= place <= 10 for place in wholes) >= 0.95
