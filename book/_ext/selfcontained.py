@@ -182,7 +182,8 @@ def passes(page, passed):
 
 def say_what_passes(app, pagename, templatename, context, doctree):
     """Let a page's footer claim what the records of the present text say."""
-    context["theme_extra_footer"] += passes(pagename, app.passed)
+    if app.builder.format == "html" and "theme_extra_footer" in context:  # not an EPUB
+        context["theme_extra_footer"] += passes(pagename, app.passed)
 
 
 def carry_outputs(app, error):
