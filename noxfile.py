@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.12"
 # dependencies = ["nox[uv]>=2026.8.10"]
 # ///
 """Build, test and publish the book; `uvx nox -l` lists the sessions."""
