@@ -7,9 +7,8 @@
     speed     launch/generate.py against `generate` of Transformers: tokens a second
     fine_tune launch/fine_tune.py against PEFT and Transformers: losses, and adapters
               that either has saved and the other opens
-    fine_tune_speed  the same two: steps a second, and memory
 
-All but the speeds compute in float32: in bfloat16 each would round in its own order.
+All but `speed` compute in float32: in bfloat16 each would round in its own order.
 What is timed are processes that take turns, which this file is the program of.
 """
 
@@ -271,7 +270,6 @@ def work(name: str, *words: str) -> None:
     os.dup2(2, 1)  # what libraries print is no answer
     turns = {"load": load, "generate_ours": generate_ours}
     turns |= {"generate_theirs": generate_theirs, "products": products}
-    turns |= {"tune_ours": tune_ours, "tune_theirs": tune_theirs}
     turn = turns[name](*words)
     for _ in sys.stdin:
         print(json.dumps(next(turn)), file=answers, flush=True)
@@ -755,102 +753,6 @@ def fine_tune(folder: Path) -> dict:
     return found | {"steps": STEPS, "reached": reached}
 
 
-LONG = [100, 156]  # prompts and answers of fine_tune_speed are shorter than these
-TIMED = 6  # steps a turn
-
-
-def measured(take: Callable[[int], object]) -> Iterator[dict]:
-    """Take TIMED steps a turn, after two to compile: seconds, and peak memory."""
-    take(0)
-    take(1)
-    while True:
-        begun = time.perf_counter()
-        for number in range(TIMED):
-            take(number)
-        seconds = time.perf_counter() - begun
-        yield {"seconds": seconds, "peak": memory()["VmHWM"]}
-
-
-def tune_ours(base: str, rows: str, full: str) -> Iterator[dict]:
-    """Steps of launch/fine_tune.py."""
-    on_one_core()
-    import fine_tune
-
-    words = [base, rows, "--out", f"{rows}.out", "--steps", "100", "--batch", str(ROWS)]
-    sys.argv = ["fine_tune.py", *words, *full.split()]
-    options = fine_tune.read_options()
-    job = fine_tune.read_job(options)
-    run = fine_tune.Run(options, job, *fine_tune.choose_devices(options, job))
-    kept = {"state": run.begin()}
-
-    def take(number: int) -> float:
-        some = fine_tune.rows_of_step(job.rows, 0, number, ROWS)
-        kept["state"], loss = run.step(kept["state"], run.base, run.put(some))
-        return float(loss)
-
-    return measured(take)
-
-
-def tune_theirs(base: str, rows: str, full: str, again: str) -> Iterator[dict]:
-    """Steps of PEFT and Transformers, perhaps with layers computed again."""
-    on_one_core()
-    import peft
-
-    torch, transformers = load_theirs()
-    torch.set_num_threads(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    if not full:
-        import adapters
-
-        kind = {"r": 16, "lora_alpha": 32, "target_modules": [*adapters.TARGETS]}
-        config = peft.LoraConfig(task_type="CAUSAL_LM", **kind)
-        model = peft.get_peft_model(model, config)
-    if again:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.enable_input_require_grads()
-    take, batch = (
-        their_step(model.train(), 1e-4, 100),
-        batches_of(Path(base), Path(rows)),
-    )
-    return measured(lambda number: take(*batch(number)))
-
-
-def fine_tune_speed(folder: Path) -> dict:
-    """Steps a second on one core, where they take turns; neither loading nor compiling
-    counts. The peak is of the whole process, with what it has imported."""
-    place = write_large(folder / "fifty", FIFTY_MILLION, 2)
-    rows = write_rows(folder / "rows.jsonl", 64, 24576, LONG)
-    found, busy = {}, [load_average()]
-    for what, full in (("LoRA", ""), ("all weights", "--full")):
-        workers = {
-            "ours": Worker(tune_ours, place, rows, full),
-            "theirs": Worker(tune_theirs, place, rows, full, ""),
-            "theirs, layers again": Worker(tune_theirs, place, rows, full, "again"),
-        }
-        told = collections.defaultdict(list)
-        for number in range(ROUNDS):
-            for who in in_turn(workers, number):
-                told[who].append(workers[who].turn())
-        for worker in workers.values():
-            worker.end()
-        row = {}
-        for who, turns in told.items():
-            rates = [TIMED / turn["seconds"] for turn in turns]
-            row[who] = {"steps a second": round(middle(rates), 3)}
-            row[who]["MiB"] = round(turns[-1]["peak"] / 2**20)
-            if who != "ours":
-                pairs = zip(told["ours"], turns)
-                ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in pairs]
-                least = [round(f(ratios), 2) for f in (middle, min, max)]
-                row[who]["ours by it"] = least
-                memories = told["ours"][-1]["peak"] / turns[-1]["peak"]
-                row[who]["our memory by its"] = round(memories, 2)
-        found[what] = row
-        print(f"{what}: {row}", flush=True)
-    busy.append(load_average())
-    return found | {"rounds": ROUNDS, "load average": busy, "reached": {}}
-
-
 PARTS = {
     "logits": (logits, [DECODER, CHECKPOINT]),
     "made": (made, [DECODER]),
@@ -858,7 +760,6 @@ PARTS = {
     "loading": (loading, [DECODER]),
     "speed": (speed, [DECODER, GENERATE]),
     "fine_tune": (fine_tune, [FINE_TUNE, ADAPTERS, DECODER, CHECKPOINT]),
-    "fine_tune_speed": (fine_tune_speed, [FINE_TUNE, ADAPTERS, DECODER]),
 }
 
 
