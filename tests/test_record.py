@@ -1,10 +1,10 @@
 """A record is marked as soon as what it measured would run otherwise."""
 
+import importlib
 import json
 from pathlib import Path
 
 import jax
-import kills
 import nbformat
 import pytest
 import record
@@ -121,6 +121,11 @@ def test_the_status_page_marks_what_is_older(kept, monkeypatch, name):
     assert shown("status").count("(older)") > before
 
 
-def test_the_cell_of_kills_is_what_was_recorded():
-    kept = (ROOT / "book/cells/recorded_kills.py").read_text()
-    assert record.meaning(kept) == record.meaning(kills.cell(record.read("kills")))
+CELLS = sorted((ROOT / "book/cells").glob("recorded_*.py"))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.stem)
+def test_a_cell_is_what_was_recorded(cell):
+    name = cell.stem.removeprefix("recorded_")
+    made = importlib.import_module(name).cell(record.read(name))
+    assert record.meaning(cell.read_text()) == record.meaning(made)
