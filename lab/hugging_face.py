@@ -19,7 +19,7 @@ import json
 import math
 import os
 import re
-import statistics
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -27,8 +27,8 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import NamedTuple
 
@@ -44,7 +44,8 @@ import decoder  # noqa: E402
 DECODER, GENERATE = "launch/decoder.py", "launch/generate.py"
 FINE_TUNE, ADAPTERS = "launch/fine_tune.py", "launch/adapters.py"
 CHECKPOINT = "book/cells/checkpoint.py"
-VARIANTS = {"qwen3": "QWEN3", "tied": "TIED", "llama": "LLAMA"}  # names in CHECKPOINT
+CELL = runpy.run_path(str(record.ROOT / CHECKPOINT), {"jnp": jnp, "np": np})
+VARIANTS = {"qwen3": CELL["QWEN3"], "tied": CELL["TIED"], "llama": CELL["LLAMA"]}
 DEVICES = 1, 2, 8
 PROMPT, NEW = 8, 24  # tokens read, and tokens that greedy decoding adds to them
 SHOWN = 16  # of these, in the chapters
@@ -59,14 +60,10 @@ def some_tokens() -> np.ndarray:
     return rng.integers(2, 320, (2, 24)).astype(np.int32)
 
 
-def write_variant(folder: Path, name: str) -> Path:
-    """One of the chapters' checkpoints, seed 0."""
-    cell = {"jnp": jnp, "np": np}
-    exec((record.ROOT / CHECKPOINT).read_text(), cell)
-    config = cell[VARIANTS[name]]
-    tensors = cell["random_tensors"](config, seed=0)
-    cell["write_checkpoint"](folder / name, config, tensors)
-    return folder / name
+def write(folder: Path, config: dict, files: int = 3) -> Path:
+    """A checkpoint of random bits, seed 0, as the chapters write theirs."""
+    CELL["write_checkpoint"](folder, config, CELL["random_tensors"](config, 0), files)
+    return folder
 
 
 def load_theirs() -> tuple[ModuleType, ModuleType]:
@@ -192,8 +189,8 @@ def held_against(folder: Path) -> tuple[dict, Answers]:
 def logits(folder: Path) -> dict:
     """What Transformers says of the chapters' checkpoints, and how far we are off."""
     found = {"row": some_tokens()[0].tolist()}
-    for name in VARIANTS:
-        agreed, said = held_against(write_variant(folder, name))
+    for name, config in VARIANTS.items():
+        agreed, said = held_against(write(folder / name, config))
         shown = said.logits[0][:, COLUMNS].astype(float)
         found[name] = agreed | {
             "best": said.logits[0].argmax(-1).tolist(),
@@ -216,7 +213,7 @@ def written(folder: Path) -> dict:
     from safetensors.numpy import load_file
 
     found = {}
-    folders = [write_variant(folder, name) for name in VARIANTS]
+    folders = [write(folder / name, config) for name, config in VARIANTS.items()]
     folders += [make_by_transformers(folder, name) for name in MADE]
     for read in folders:
         files, c = decoder.open_folder(read), decoder.read_config(read)
@@ -268,9 +265,7 @@ def work(name: str, *words: str) -> None:
     """Be such a process."""
     answers = open(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    turns = {"load": load, "generate_ours": generate_ours}
-    turns |= {"generate_theirs": generate_theirs, "products": products}
-    turn = turns[name](*words)
+    turn = globals()[name](*words)
     for _ in sys.stdin:
         print(json.dumps(next(turn)), file=answers, flush=True)
 
@@ -285,13 +280,9 @@ def load_average() -> float:
     return round(os.getloadavg()[0], 1)
 
 
-def middle(numbers: list[float]) -> float:
-    return statistics.median(numbers)
-
-
 # ------------------------------------------------------------------------- loading
 
-GIBIBYTE = {  # a config.json whose tensors fill 1 GiB, with what every variant says
+GIBIBYTE = VARIANTS["qwen3"] | {  # whose tensors fill 1 GiB
     "vocab_size": 94144,
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -302,23 +293,12 @@ GIBIBYTE = {  # a config.json whose tensors fill 1 GiB, with what every variant 
     "tie_word_embeddings": True,
 }
 WAYS = "ours", "safetensors"
-MEMORY = "VmHWM", "VmRSS", "RssAnon", "RssFile"  # of /proc/self/status
 
 
-def write_large(folder: Path, config: dict, files: int) -> Path:
-    """A checkpoint of random bits, written a file at a time."""
-    cell = {"jnp": jnp, "np": np}
-    exec((record.ROOT / CHECKPOINT).read_text(), cell)
-    config = cell["QWEN3"] | config
-    cell["write_checkpoint"](folder, config, cell["random_tensors"](config, 0), files)
-    return folder
-
-
-def memory() -> dict[str, int]:
+def memory(kind: str) -> int:
     """Bytes of this process, as Linux counts them."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    found = dict(line.split(":", 1) for line in lines)
-    return {name: int(found[name].split()[0]) * 1024 for name in MEMORY}
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"^{kind}:\s+(\d+) kB$", status, re.M)[1]) * 1024
 
 
 def load(way: str, what: str, folder: str, small: str) -> Iterator[dict]:
@@ -344,14 +324,14 @@ def load(way: str, what: str, folder: str, small: str) -> Iterator[dict]:
 
     jax.block_until_ready(arrays(Path(small)))
     gc.collect()
-    before, most, over = memory(), dict.fromkeys(MEMORY, 0), threading.Event()
+    before, most, over = memory("RssAnon"), [0], threading.Event()
 
     def watch() -> None:
         while not over.wait(0.002):
-            now = memory()
-            most.update({name: max(most[name], now[name]) for name in MEMORY})
+            most.append(memory("RssAnon"))
 
     watcher = threading.Thread(target=watch)
+    resident = memory("VmRSS")
     if what == "memory":
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
         watcher.start()
@@ -363,46 +343,38 @@ def load(way: str, what: str, folder: str, small: str) -> Iterator[dict]:
         yield {"seconds": seconds}
         return
     watcher.join()
-    most["VmHWM"] = memory()["VmHWM"]
     shards = [s for x in jax.tree.leaves(loaded) for s in x.addressable_shards]
-    yield {
-        "peak": most["VmHWM"] - before["VmRSS"],
-        "anonymous": most["RssAnon"] - before["RssAnon"],
-        "mapped": most["RssFile"] - before["RssFile"],
-        "arrays": sum(shard.data.nbytes for shard in shards),
-    }
+    held = sum(shard.data.nbytes for shard in shards)
+    peak = memory("VmHWM") - resident
+    yield {"peak": peak, "beside": max(most) - before - held}
 
 
 def loading(folder: Path) -> dict:
     """1 GiB in five files, all in the page cache, each loading in its own process.
 
     MiB above what the process had before: of the most that it held at a time (peak),
-    of its anonymous and its file-mapped pages, each at their most, and of the anonymous
-    ones without the arrays themselves, which an accelerator would hold (beside)."""
-    large = write_large(folder / "large", GIBIBYTE, 5)
-    small = write_variant(folder, "qwen3")
+    and of its anonymous pages at their most, without the arrays themselves, which an
+    accelerator would hold (beside)."""
+    large = write(folder / "large", GIBIBYTE, 5)
+    small = write(folder / "qwen3", VARIANTS["qwen3"])
     found = {way: collections.defaultdict(list) for way in WAYS}
     busy = [load_average()]
     for number in range(REPEATS):
         for what in ("seconds", "memory"):
             for way in in_turn(WAYS, number):
                 worker = Worker(load, way, what, large, small)
-                for name, number in worker.turn().items():
-                    found[way][name].append(number)
+                for name, value in worker.turn().items():
+                    found[way][name].append(value)
                 worker.end()
     busy.append(load_average())
-    size = sum(path.stat().st_size for path in large.glob("*.safetensors"))
-    result = {"bytes": size, "repeats": REPEATS, "load average": busy}
+    result = {"repeats": REPEATS, "load average": busy}
     for way, numbers in found.items():
-        times = numbers.pop("seconds")
-        pairs = zip(numbers["anonymous"], numbers["arrays"])
-        numbers["beside"] = [anonymous - arrays for anonymous, arrays in pairs]
-        told = [round(f(times), 2) for f in (middle, min, max)]
-        mebi = {name: round(middle(each) / 2**20) for name, each in numbers.items()}
-        result[way] = dict(zip(("seconds", "from", "to"), told)) | mebi
+        result[way] = {"seconds": round(median(numbers.pop("seconds")), 2)}
+        for name, each in numbers.items():
+            result[way][name] = round(median(each) / 2**20)
     ratios = {
         name: round(result["ours"][name] / result["safetensors"][name], 2)
-        for name in ("seconds", "peak", "anonymous", "beside")
+        for name in ("seconds", "peak", "beside")
     }
     aims = {"beside": ratios["beside"] <= 1 / 3, "seconds": ratios["seconds"] <= 1}
     return result | {"ours by theirs": ratios, "reached": aims}
@@ -410,7 +382,7 @@ def loading(folder: Path) -> dict:
 
 # --------------------------------------------------------------------------- speed
 
-FIFTY_MILLION = {  # 50.3 million parameters
+FIFTY_MILLION = VARIANTS["qwen3"] | {  # 50.3 million parameters
     "vocab_size": 24576,
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -425,10 +397,6 @@ ROUNDS = 5
 OURS = {  # slots, of which launch/generate.py has 8 by default
     "one": {"ours": 8},
     "sixteen": {"ours": 8, "ours, 16 slots": 16},
-}
-THEIRS = {  # batches; two are of answers sorted by length, which it would have to know
-    "one": {"theirs": 1},
-    "sixteen": {"theirs": 1, "theirs, two batches": 2},
 }
 CASES = {  # requests, our type and theirs, and how many times as fast we want to be
     "one, float32": ("one", "float32", "float32", 1),
@@ -481,40 +449,32 @@ def generate_ours(
         yield {"seconds": seconds, "said": [request.said for request in these]}
 
 
-def generate_theirs(folder: str, case: str, dtype: str, batches: str) -> Iterator[dict]:
-    """Answer all requests by `generate`, in left-padded batches that go on until their
-    longest answer is whole."""
+def generate_theirs(folder: str, case: str, dtype: str) -> Iterator[dict]:
+    """Answer all requests by `generate`, in one left-padded batch that goes on until
+    its longest answer is whole."""
     on_one_core()
     torch, transformers = load_theirs()
     torch.set_num_threads(1)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, dtype)
     )
-    requests = asked(case)
-    order = sorted(range(len(requests)), key=lambda i: requests[i][1])
-    size = math.ceil(len(order) / int(batches))
-    groups = [order[i : i + size] for i in range(0, len(order), size)]
+    prompts, most = zip(*asked(case))
+    longest = max(map(len, prompts))
     while True:
         begun = time.perf_counter()
-        said = {}
-        for group in groups:
-            prompts, most = zip(*(requests[i] for i in group))
-            longest = max(map(len, prompts))
-            padded = [[0] * (longest - len(p)) + p for p in prompts]
-            mask = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts]
-            with torch.inference_mode():
-                out = model.generate(
-                    torch.tensor(padded),
-                    attention_mask=torch.tensor(mask),
-                    max_new_tokens=max(most),
-                    do_sample=False,
-                    eos_token_id=None,
-                    pad_token_id=0,
-                )
-            for i, row, count in zip(group, out[:, longest:].tolist(), most):
-                said[i] = row[:count]
-        seconds = time.perf_counter() - begun
-        yield {"seconds": seconds, "said": [said[i] for i in range(len(requests))]}
+        padded = [[0] * (longest - len(p)) + p for p in prompts]
+        mask = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts]
+        with torch.inference_mode():
+            out = model.generate(
+                torch.tensor(padded),
+                attention_mask=torch.tensor(mask),
+                max_new_tokens=max(most),
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        said = [row[:count] for row, count in zip(out[:, longest:].tolist(), most)]
+        yield {"seconds": time.perf_counter() - begun, "said": said}
 
 
 def products(folder: str, rows: str) -> Iterator[dict]:
@@ -548,16 +508,14 @@ def products(folder: str, rows: str) -> Iterator[dict]:
 def speed(folder: Path) -> dict:
     """Tokens a second on one core, where the two take turns; neither loading nor
     compiling counts, and of each answer only the tokens that were asked for."""
-    place = write_large(folder / "fifty", FIFTY_MILLION, 2)
+    place = write(folder / "fifty", FIFTY_MILLION, 2)
     busy, found, reached = [load_average()], {}, {}
     for name, (case, our_type, their_type, aim) in CASES.items():
         workers = {
             who: Worker(generate_ours, place, case, our_type, slots)
             for who, slots in OURS[case].items()
-        } | {
-            who: Worker(generate_theirs, place, case, their_type, batches)
-            for who, batches in THEIRS[case].items()
         }
+        workers["theirs"] = Worker(generate_theirs, place, case, their_type)
         tokens = sum(most for _, most in asked(case))
         said = {who: worker.turn()["said"] for who, worker in workers.items()}
         rates = collections.defaultdict(list)
@@ -568,18 +526,14 @@ def speed(folder: Path) -> dict:
             worker.end()
         alike = sum(a == b for a, b in zip(said["ours"], said["theirs"]))
         row = {"tokens": tokens, "answers alike": alike}
-        row |= {who: round(middle(each), 1) for who, each in rates.items()}
-        least = []
+        row |= {who: round(median(each), 1) for who, each in rates.items()}
+        best = 0
         for who in OURS[case]:
-            ratios = {
-                other: [a / b for a, b in zip(rates[who], rates[other])]
-                for other in THEIRS[case]
-            }
-            least.append(min(middle(each) for each in ratios.values()))
-            for other, each in ratios.items():
-                told = [round(f(each), 2) for f in (middle, min, max)]
-                row[f"{who} by {other}"] = told
-        found[name], reached[name] = row, max(least) >= aim
+            ratios = [a / b for a, b in zip(rates[who], rates["theirs"])]
+            told = [round(f(ratios), 2) for f in (median, min, max)]
+            row[f"{who} by theirs"] = told
+            best = max(best, median(ratios))
+        found[name], reached[name] = row, best >= aim
         print(f"{name}: {row}", flush=True)
     milliseconds = {}  # of the products of a step, by the number of rows
     for rows in (1, 8, 16):
@@ -587,7 +541,7 @@ def speed(folder: Path) -> dict:
         turns = [worker.turn() for _ in range(ROUNDS)]
         worker.end()
         milliseconds[f"{rows} rows"] = {
-            who: round(1e3 * middle([turn[who] for turn in turns]), 1)
+            who: round(1e3 * median([turn[who] for turn in turns]), 1)
             for who in ("ours", "theirs")
         }
     busy.append(load_average())
@@ -636,21 +590,12 @@ def batches_of(base: Path, rows: Path) -> Callable[[int], tuple]:
     return batch
 
 
-def share_of_rate(step: int, steps: int) -> float:
-    """What launch/fine_tune.py takes of its rate: a tenth of the steps to warm up."""
-    warm = steps // 10
-    if step < warm:
-        return step / warm
-    return (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
-
-
 def their_step(model: object, rate: float, steps: int) -> Callable:
     """A function that takes a step of AdamW, without decay, on a batch: its loss."""
-    torch, _ = load_theirs()
+    torch, transformers = load_theirs()
     params = [p for p in model.parameters() if p.requires_grad]
     adam = torch.optim.AdamW(params, lr=rate, weight_decay=0.0)
-    share = partial(share_of_rate, steps=steps)
-    schedule = torch.optim.lr_scheduler.LambdaLR(adam, share)
+    schedule = transformers.get_cosine_schedule_with_warmup(adam, steps // 10, steps)
 
     def step(tokens: np.ndarray, real: np.ndarray, labels: np.ndarray) -> float:
         given = [torch.from_numpy(np.int64(x)) for x in (tokens, real, labels)]
@@ -688,7 +633,7 @@ def fine_tune(folder: Path) -> dict:
     import peft
 
     torch, transformers = load_theirs()
-    base = write_variant(folder, "qwen3")
+    base = write(folder / "qwen3", VARIANTS["qwen3"])
     rows = write_rows(folder / "rows.jsonl", 100, 320, [20, 30])
     batch, found, c = batches_of(base, rows), {}, decoder.read_config(base)
     one, lora = decoder.model_mesh(c, jax.devices()[:1]), adapters.Lora(RANK, ALPHA)
