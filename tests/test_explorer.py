@@ -16,7 +16,7 @@ from test_widgets import TOOLS
 jax.config.update("jax_num_cpu_devices", 8)
 
 COUNT = """
-  const parsed = Sharding.parse(texts.shape, texts.mesh, texts.spec);
+  const parsed = Sharding.parse(texts);
   const { block, copies, devices } = Sharding.layout(...parsed);
   const holds = devices.map(({ place, index }) => [place, index]);
   return { block, holds, copies: block.includes(0) ? null : copies };"""

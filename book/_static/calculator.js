@@ -4,7 +4,7 @@
    without a page. A case holds the sizes of the model, the batch, the chip and the layout. */
 "use strict";
 (() => {
-  const { productOf, sum, english, percent, check, bar, row, keyed } = Form;
+  const { productOf, sum, english, three, percent, bytes, check, bar, row, keyed } = Form;
   const AXES = ["data", "fsdp", "model"];
   const BOTH = {
     layers: "Layers", width: "Width", hidden: "MLP width", heads: "Heads",
@@ -313,14 +313,8 @@
   if (!root) return;
 
   /* Words. Those that become HTML hold numbers and names that stand above. */
-  const three = (n) => n.toLocaleString("en", { maximumSignificantDigits: 3 });
   const seconds = (n) => (n >= 1 || n === 0 ? `${three(n)} s`
     : n >= 1e-3 ? `${three(1e3 * n)} ms` : `${three(1e6 * n)} µs`);
-  function bytes(n) {
-    const power = n < 1000 ? 0 : Math.floor(Math.log10(n) / 3);
-    return `${three(n / 1000 ** power)} ${["bytes", "kB", "MB", "GB", "TB", "PB"][power]}`;
-  }
-
   const devicesHold = (at, holds, has = at.chip.memory) =>
     `${at.devices === 1 ? "The one device" : `Each of ${english(at.devices)} devices`} `
     + (holds <= TIGHT * has ? `holds ${bytes(holds)} of its ${bytes(has)}.`
@@ -395,12 +389,9 @@
     ].join("");
   }
   function showSent(sizes) {
-    const whole = total(sizes);
-    const kinds = Object.entries(sizes).map(([name, size], i) => [name, size, i + 3]);
-    part("sent-bar").innerHTML = bar(kinds, whole, "Of what a device sends");
-    part("kinds").innerHTML = kinds.map((entry, i) =>
-      row(keyed(entry, i), english(entry[1]), percent(entry[1], whole))).join("")
-      + row("All", english(whole), percent(whole, whole));
+    const [sentBar, rows] = Form.shares(sizes, 3, "Of what a device sends");
+    part("sent-bar").innerHTML = sentBar;
+    part("kinds").innerHTML = rows;
   }
   const [BEST, WORST] = ["at best: the longest", "at worst: wires not hidden"];
   const timeRows = (spans, tokens) => Object.entries(spans).map(([name, span]) =>

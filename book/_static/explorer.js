@@ -2,27 +2,22 @@
    Sharding.parse reads what is typed and Sharding.layout answers, both without a page. */
 "use strict";
 (() => {
+  const { COLORS, product, check } = Form;
   const BYTES = { float32: 4, bfloat16: 2, float16: 2, int32: 4, int8: 1, bool: 1 };
-  const COLORS = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split(" ");
   const MOST_DEVICES = 64;
   const THIN = 16; // the least width and height of one device's part of a drawing
 
-  const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
   const range = (n) => [...Array(n).keys()];
   const quoted = (words) => words.map((word) => `"${word}"`);
   const listed = (words) => words.join(", ").replace(/, (?=[^,]*$)/, " and ");
   const repeated = (words) => words.find((word, i) => words.indexOf(word) < i);
 
-  function check(sound, field, ...sentences) {
-    if (!sound) throw Object.assign(new Error(sentences.join(" ")), { field });
-  }
-
-  /* [shape, mesh, spec] from text: sizes, [name, size] pairs, and a list of axis names for
+  /* [shape, mesh, spec] from texts: sizes, [name, size] pairs, and a list of axis names for
      each entry. Text that cannot be read throws an Error, whose `field` names the culprit. */
-  function parse(shapeText, meshText, specText) {
+  function parse(texts) {
     const parts = (text) =>
       text.replace(/^[\s({[]+|[\s)}\],]+$/g, "").split(",").map((part) => part.trim());
-    const sizes = parts(shapeText);
+    const sizes = parts(texts.shape);
     const shape = (sizes.join() ? sizes : []).map((part) => {
       check(!/^0\d\d$/.test(part), "shape", `Is the comma before "${part}" part of a number?`,
         "A comma divides sizes here. Write 4096 or 4_096.");
@@ -30,13 +25,13 @@
         "Write whole numbers with commas between them, such as 8, 8.");
       return Number(part.replaceAll("_", ""));
     });
-    const mesh = parts(meshText).map((part) => {
+    const mesh = parts(texts.mesh).map((part) => {
       const axis = part.match(/^["']?([\p{L}\p{N}_]+)["']?\s*[=:]\s*(\d+)$/u);
       check(axis, "mesh", `Cannot read "${part}" as an axis of the mesh.`,
         "Write name=size, such as x=2, y=4.");
       return [axis[1], Number(axis[2])];
     });
-    return [shape, mesh, parseSpec(specText)];
+    return [shape, mesh, parseSpec(texts.spec)];
   }
 
   /* Turns Python's text into JSON's, so names may lack quotes, P( ) may be left out,
@@ -206,31 +201,16 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
       role="img" aria-label="${says}">${panels.join("")}</svg>`;
   }
 
-  /* The page. Its state is four fields, which the address repeats. */
-  const STATE = ["shape", "mesh", "spec", "dtype"];
-  const form = root.querySelector("form");
-  const field = form.elements;
-  const part = (name) => root.querySelector(`.${name}`);
-  const typed = () => STATE.map((name) => field[name].value);
-  const readable = (texts) => { try { return parse(...texts); } catch { return [[], [], []]; } };
+  /* The page. Its state is four fields, which the address repeats without quotes. */
+  const readable = (texts) => { try { return parse(texts); } catch { return [[], [], []]; } };
   let shown; // the last layout that JAX accepts
-  let typing = false;
-
-  function render() {
-    for (const input of form) input.removeAttribute("aria-invalid");
-    part("result").inert = false;
-    try {
-      const [shape, mesh, spec] = parse(...typed());
+  const { part, form, field, typed, take, start } =
+    Form.connect(root, ["shape", "mesh", "spec", "dtype"], ["dtype"], (texts) => {
+      const [shape, mesh, spec] = parse(texts);
       shown = layout(shape, mesh, spec);
       const grid = layout(shown.sizes, mesh, mesh.map(([name]) => [name])); // of single devices
-      show(grid, spec, field.dtype.value);
-    } catch (error) {
-      if (!error.field) throw error;
-      field[error.field].setAttribute("aria-invalid", true);
-      part("answer").textContent = error.message;
-      part("result").inert = true;
-    }
-  }
+      show(grid, spec, texts.dtype);
+    }, asPython);
 
   function show(grid, spec, dtype) {
     const { shape, names, sizes, cuts, block, copies, devices } = shown;
@@ -262,46 +242,21 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
         + (others.length ? `Copies on ${listed(others.map((other) => other.id))}.` : "No copies.");
   }
 
-  function restore() {
-    form.reset();
-    const given = new URLSearchParams(location.search);
-    for (const name of STATE) if (given.has(name)) field[name].value = given.get(name);
-    const strange = !(field.dtype.value in BYTES);
-    if (strange) field.dtype.value = "float32";
-    part("unknown").textContent = strange ? `The address asks for the element type`
-      + ` "${given.get("dtype")}", which this page does not have. It shows float32 instead.` : "";
-    const [shape, mesh, spec] = readable(typed());
-    if (mesh.length) {
-      field.shape.value = shape.join(", ");
-      field.mesh.value = mesh.map((axis) => axis.join("=")).join(", ");
-      field.spec.value = written(spec);
-    }
-    render();
+  /* What an address says, as one writes it. */
+  function asPython(texts) {
+    const [shape, mesh, spec] = readable(texts);
+    return mesh.length ? { shape: shape.join(", "), spec: written(spec),
+      mesh: mesh.map((axis) => axis.join("=")).join(", ") } : {};
   }
 
-  function record(change) {
-    const plain = (text) => encodeURIComponent(text.replace(/["']/g, "").replace(/\s*,\s*/g, ","))
-      .replace(/%(2C|3D)/g, decodeURIComponent);
-    const address = STATE.map((name) => `${name}=${plain(field[name].value)}`).join("&");
-    history[change](null, "", `?${address}`);
-    part("unknown").textContent = "";
-    render();
-  }
-
-  form.addEventListener("input", () => {
-    record(typing ? "replaceState" : "pushState");
-    typing = true; // until the field is left: one edit is one step back
-  });
-  form.addEventListener("change", () => { typing = false; });
   form.addEventListener("click", ({ target: { dataset } }) => {
     if (!dataset.spec) return;
-    let [shape, mesh] = readable([field.shape.value, field.mesh.value, ""]);
+    let [shape, mesh] = readable({ ...typed(), spec: "" });
     if (shape.length < 2 || mesh.length < 2) {
       form.reset();
       [shape, mesh] = readable(typed());
     }
-    field.spec.value = dataset.spec.replace(/\d/g, (i) => `"${mesh[i][0]}"`);
-    record("pushState");
+    take({ spec: dataset.spec.replace(/\d/g, (i) => `"${mesh[i][0]}"`) });
   });
   for (const kind of ["pointermove", "pointerdown", "focusin"]) {
     root.addEventListener(kind, ({ target }) =>
@@ -315,8 +270,5 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
     [event.target.tabIndex, next.tabIndex] = [-1, 0];
     next.focus();
   });
-  addEventListener("popstate", restore);
-  root.hidden = false;
-  document.querySelector("#explorer-off").remove();
-  restore();
+  start();
 })();

@@ -8,7 +8,14 @@
   const productOf = (at, names) => product(names.map((name) => at[name]));
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
   const english = (n) => Math.round(n).toLocaleString("en");
+  const three = (n) => n.toLocaleString("en", { maximumSignificantDigits: 3 });
   const percent = (part, all) => `${all ? Math.round(100 * part / all) : 0} %`;
+
+  const UNITS = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+  function bytes(n) {
+    const power = n < 1000 ? 0 : Math.min(5, Math.floor(Math.log10(n) / 3));
+    return `${three(n / 1000 ** power)} ${UNITS[power]}`;
+  }
 
   function check(sound, field, ...sentences) {
     if (!sound) throw Object.assign(new Error(sentences.join(" ")), { field });
@@ -68,13 +75,22 @@
   const keyed = ([name, , color], i) =>
     `<span style="background: ${COLORS[color]}">${i + 1}</span> ${name}`;
 
+  /* A bar, and the rows of a table with a sum, of sizes by name; their colours begin at `first`. */
+  function shares(sizes, first, says) {
+    const all = sum(Object.values(sizes));
+    const parts = Object.entries(sizes).map(([name, size], i) => [name, size, i + first]);
+    const rows = parts.map((entry, i) =>
+      row(keyed(entry, i), english(entry[1]), percent(entry[1], all)));
+    return [bar(parts, all, says), [...rows, row("All", english(all), percent(all, all))].join("")];
+  }
+
   /* Connects the form in `root` with the address, which repeats the fields called `names`;
      of the selects in `choices` an unknown value is named, and the first option shown in its
-     place. show(texts) fills
-     the page. What it throws by `check` becomes the answer, and the result is made inert.
-     `part` finds an element by its class, `take` sets fields by their names, as do buttons
-     with data-sizes, and `start` reads the address and reveals the page. */
-  function connect(root, names, choices, show) {
+     place. show(texts) fills the page. What it throws by `check` becomes the answer, and the
+     result is made inert. tidy(texts) says how fields are written that an address has set.
+     `part` finds an element by its class, `typed` reads the fields, `take` sets some by their
+     names, as do buttons with data-sizes, and `start` reads the address and reveals the page. */
+  function connect(root, names, choices, show, tidy = () => ({})) {
     const form = root.querySelector("form");
     const field = form.elements;
     const part = (name) => root.querySelector(`.${name}`);
@@ -104,17 +120,26 @@
       for (const name of strange) field[name].selectedIndex = 0;
       unknown.textContent = strange.map((name) => `The address says ${name}="${given.get(name)}",`
         + ` which this page does not have. It shows ${field[name].value} instead.`).join(" ");
+      set(tidy(typed()));
       render();
     }
 
+    const plain = (text) => encodeURIComponent(text.replace(/["']/g, "").replace(/\s*,\s*/g, ","))
+      .replace(/%(2C|3D)/g, decodeURIComponent).replaceAll("%20", "+");
+
     function record(change) {
-      history[change](null, "", `?${new URLSearchParams(typed())}`);
+      const pairs = Object.entries(typed()).map(([name, text]) => `${name}=${plain(text)}`);
+      history[change](null, "", `?${pairs.join("&")}`);
       unknown.textContent = "";
       render();
     }
 
-    function take(values) {
+    function set(values) {
       for (const [name, value] of Object.entries(values)) field[name].value = value;
+    }
+
+    function take(values) {
+      set(values);
       record("pushState");
     }
 
@@ -133,9 +158,9 @@
       restore();
     }
 
-    return { part, field, take, start };
+    return { part, form, field, typed, take, start };
   }
 
-  globalThis.Form = { product, productOf, sum, english, percent, check, wholeNumbers, divisor,
-    broken, checkRules, bar, row, keyed, connect };
+  globalThis.Form = { COLORS, product, productOf, sum, english, three, percent, bytes, check,
+    wholeNumbers, divisor, broken, checkRules, bar, row, keyed, shares, connect };
 })();

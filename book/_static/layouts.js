@@ -3,7 +3,7 @@
    a page. A case holds the sizes of model and batch, and the setting of the mesh. */
 "use strict";
 (() => {
-  const { product, productOf, sum, english, percent, check, bar, row, keyed } = Form;
+  const { product, productOf, sum, english, percent, bytes: short, check, bar, row, keyed } = Form;
   const AXES = ["pipe", "data", "seq", "tensor"];
   const LABELS = {
     layers: "Layers", width: "Width", hidden: "Hidden size", heads: "Heads",
@@ -151,14 +151,8 @@
   const tuple = (items) => `(${items.join(", ")}${items.length === 1 ? "," : ""})`;
   const written = (spec) => `P(${spec.map((axis) => (axis ? `"${axis}"` : "None")).join(", ")})`;
 
-  const UNITS = ["bytes", "kB", "MB", "GB", "TB", "PB"];
-
-  /* Bytes in short, 406 kB, and in full with the short form behind them. */
-  function short(n) {
-    const power = n < 1000 ? 0 : Math.min(5, Math.floor(Math.log10(n) / 3));
-    return `${+(n / 1000 ** power).toPrecision(3)} ${UNITS[power]}`;
-  }
-  const bytes = (n) => plural(n, "byte") + (n < 1000 ? "" : ` (${short(n)})`);
+  /* Bytes in full, with the short form behind them. */
+  const full = (n) => plural(n, "byte") + (n < 1000 ? "" : ` (${short(n)})`);
 
   function named(setting) {
     const sizes = AXES.filter((axis) => setting[axis] > 1);
@@ -171,21 +165,21 @@
   function answer(at, ranked, place, room) {
     const n = devicesOf(at);
     const who = n === 1 ? "The one device is" : `Each of ${english(n)} devices is`;
-    const least = ranked.length ? bytes(ranked[0].sent) : "";
+    const least = ranked.length ? full(ranked[0].sent) : "";
     const among = `Of ${plural(ranked.length, "setting")} of ${plural(n, "device")}`
       + (room < Infinity ? " whose state fits," : ",");
     const rank = place === 0 ? `${among} none sends less.`
       : place > 0 ? `${among} it is number ${place + 1}; the cheapest sends ${least}.`
         : `Its state does not fit. ${least ? `The cheapest that fits sends ${least}.`
           : "No setting of these devices does."}`;
-    return `${who} given ${bytes(parameters(at))} of parameters and sends ${bytes(sent(at))}`
+    return `${who} given ${full(parameters(at))} of parameters and sends ${full(sent(at))}`
       + ` for one gradient. ${rank}`;
   }
 
   function time(at) {
     const { ticks, runs, micro } = work(at);
     const bubble = at.pipe - 1;
-    return `The activation of one microbatch weighs ${bytes(micro)} on a device. A gradient takes`
+    return `The activation of one microbatch weighs ${full(micro)} on a device. A gradient takes`
       + ` ${plural(ticks, "tick")} forward, in which a device runs ${plural(runs, "layer")}. `
       + (bubble ? `In ${english(bubble)} of the ticks no microbatch is there for it: the bubble is`
         + ` ${percent(bubble, ticks)}.` : "There is no pipeline and so no bubble.");
@@ -214,12 +208,9 @@
       row("Its part of the batch", english(2 * WORD * work(at).tokens)),
     ].join("");
 
-    const all = sent(at);
-    const kinds = Object.entries(bill(at)).map(([name, size], i) => [name, size, i + 2]);
-    part("sent-bar").innerHTML = bar(kinds, all, "Of what a device sends");
-    part("kinds").innerHTML = kinds.map((entry, i) =>
-      row(keyed(entry, i), english(entry[1]), percent(entry[1], all))).join("")
-      + row("All", english(all), percent(all, all));
+    const [sentBar, kinds] = Form.shares(bill(at), 2, "Of what a device sends");
+    part("sent-bar").innerHTML = sentBar;
+    part("kinds").innerHTML = kinds;
 
     rows = ranked.map((entry, i) => [i, entry]).filter(([i]) => i < 5 || i === place);
     part("ranking").innerHTML = rows.map(([i, { setting, sent, state }], n) => `
