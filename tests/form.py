@@ -4,8 +4,10 @@ import __future__
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from html import unescape
 from types import ModuleType
+from urllib.parse import parse_qsl
 
 import nbformat
 from pair import ROOT
@@ -65,6 +67,31 @@ def section(page: str, title: str) -> str:
     """The source of a section of a page, its numbers as a reader sees them."""
     text = (ROOT / f"book/{page}.md").read_text().replace("{,}", ",")
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def check_worked(
+    page: str, title: str, least: int, numbers: list[float], words: Iterable[str] = ()
+) -> None:
+    """Check that a section has these numbers from `least` on, no others, and words."""
+    text = section(page, title)
+    written = re.findall(r"\b\d{1,3}(?:,\d{3})+", text)
+    written = {int(number.replace(",", "")) for number in written}
+    assert {n for n in written if n >= least} == {round(n) for n in numbers}
+    assert [each for each in words if each not in text] == []
+
+
+def changes(query: str) -> dict[str, int | str]:
+    """The values that the query of an address has for the fields."""
+    texts = dict(parse_qsl(query, keep_blank_values=True))
+    return {name: int(t) if t.isdigit() else t for name, t in texts.items()}
+
+
+def linked(page: str, first: dict) -> list[dict]:
+    """The state that each link of a page's text opens, by its source, in order."""
+    text = unescape((ROOT / f"book/{page}.md").read_text())
+    found = [changes(query) for query in re.findall(r'href="\?([^"#]*)', text)]
+    assert set().union(*found) <= first.keys()
+    return [first | change for change in found]
 
 
 def asked(browser: Browser, script: str, question: str, given: object = None) -> object:
