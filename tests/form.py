@@ -4,7 +4,7 @@ import __future__
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from html import unescape
 from types import ModuleType
 from urllib.parse import parse_qsl
@@ -43,17 +43,6 @@ def table(page: Page, body: str = "tbody") -> list[list[str]]:
 def answer(page: Page) -> Locator:
     """The sentence that answers."""
     return page.locator("#explorer .answer")
-
-
-def opened(page: Page, read: Callable[[Page], object]) -> list:
-    """What is read behind each link of the text that fills in the form, in order."""
-    links = page.locator("article a[href^='?']").all()
-    home, found = page.url.partition("?")[0], []
-    for address in [link.get_attribute("href") for link in links]:
-        page.goto(home + address)
-        assert page.locator("#explorer [aria-invalid]").count() == 0, address
-        found.append(read(page))
-    return found
 
 
 def sizes_at_first(page: str) -> dict[str, int]:
