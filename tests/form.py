@@ -59,13 +59,20 @@ def section(page: str, title: str) -> str:
 
 
 def check_worked(
-    page: str, title: str, least: int, numbers: list[float], words: Iterable[str] = ()
+    page: str,
+    title: str,
+    least: int,
+    numbers: Iterable[float],
+    spans: Iterable[str] = (),
+    words: Iterable[str] = (),
 ) -> None:
-    """Check that a section has these numbers from `least` on, no others, and words."""
+    """Check that a section has these numbers from `least` on and these spans of time,
+    and no others, and these words."""
     text = section(page, title)
     written = re.findall(r"\b\d{1,3}(?:,\d{3})+", text)
     written = {int(number.replace(",", "")) for number in written}
     assert {n for n in written if n >= least} == {round(n) for n in numbers}
+    assert set(re.findall(r"\b[\d.]+ (?:s|ms|µs)\b", text)) == set(spans)
     assert [each for each in words if each not in text] == []
 
 
