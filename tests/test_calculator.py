@@ -662,10 +662,10 @@ step would take 2.48 s at best. ... Frozen, they take 9.09 GB. The adapters have
 gather the base and 82.6 MB to all-reduce the gradients of adapters."""
 IN_WAYS = """To train all weights a device would hold 23.1 GB and send 75.5 GB, ... a
 device holds 21,495,808 of these. It sends 7.03 GB to gather the base and 80.6 MB to"""
-TO_GENERATE = """It sends 59.6 MB in a step, which takes 12.8 ms at best, where memory
-binds, mostly for the cache, and 14.3 ms at worst: 78.3 to 70 tokens a second for each
-row, and 5,010 to 4,480 in all. A prompt of 2,048 has its first token after 39.1 ms to
-59.1 ms."""
+TO_GENERATE = """With a tenth left, at most 92 rows fit. It sends 59.6 MB in a step,
+which takes 12.8 ms at best, where memory binds, mostly for the cache, and 14.3 ms at
+worst: 78.3 to 70 tokens a second for each row, and 5,010 to 4,480 in all. A prompt of
+2,048 has its first token after 39.1 ms to 59.1 ms."""
 LEAVES = "What fsdp sends leaves the node of 8 and waits for the network."
 REPEATED = "With 2 key heads for 8 ways, the matrices of each are held 4 times."
 SELDOM = ["less than a tenth", "leaves the node", "To train all", "are held"]
@@ -675,7 +675,7 @@ SHOWN = {  # changes of the first state, and what the page says then, pieces bet
     "": AT_FIRST,
     "data=2&fsdp=2&model=16&axes=2&recipe=SGD": "Each of 64 devices would hold 48.9 GB,"
     " and has 16 GB: this does not fit.",
-    "chip=H100&gathers=once&sequence=8192&gated=no": LEAVES,
+    "chip=H100&gathers=once&sequence=8192&gated=no": f"24.2 GB in a step ... {LEAVES}",
     "layers=1&width=64&tokens=8192&sequence=128": "where wires bind, and 1.55 ms at",
     "sequence=1024&tokens=589824": "of its 16 GB: less than a tenth is left, and the",
     "devices=1&fsdp=1&tokens=2048": "The one device would hold 131 GB, and has 16 GB:"
@@ -685,9 +685,9 @@ SHOWN = {  # changes of the first state, and what the page says then, pieces bet
     "for=adapters&rank=8&base=int8&gathers=once": IN_INT8,
     "for=adapters&data=2&fsdp=8&model=4": IN_WAYS,
     "for=generate": TO_GENERATE,
-    "for=generate&chip=H100&ways=1&rows=32": "The one device holds 50.4 GB",
+    "for=generate&chip=H100&ways=1&rows=32": "at most 52 rows fit. It sends 0 bytes",
     f"{REPEAT}+positions&axes=2": REPEATED,
-    f"{REPEAT}+rows&replicas=2&weight_bytes=0.5": REPEATED,
+    f"{REPEAT}+rows&replicas=2&weight_bytes=0.5": f"19,400 in all. ... {REPEATED}",
 }
 
 
