@@ -29,13 +29,13 @@ SHORT = ["--steps", "48", "--save-every", "20", "--log-every", "8"]
 # loss, 48 steps of Adam may make it the sixth, and six decimals are printed. Each fault
 # that was planted moved the first, the second or the third digit.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
-# What runs the script after some lines that change it, under its own name.
-CHANGED = f"""
+# What runs a program after some lines that change it, under its own name.
+CHANGED = """
 import runpy, sys
-sys.path.insert(0, {str(LAUNCH)!r})
-sys.argv[0] = "train.py"
-{{}}
-runpy.run_path({str(LAUNCH / "train.py")!r}, run_name="__main__")
+sys.path.insert(0, {folder!r})
+sys.argv[0] = {name!r}
+{code}
+runpy.run_path({path!r}, run_name="__main__")
 """
 SLOWLY = """
 import lifecycle, time
@@ -44,23 +44,24 @@ lifecycle.limit = lambda *words: limit(*words) or time.sleep(0.2)
 """
 
 
+def start(name: str, *words: object, code: str = "", **how) -> subprocess.Popen:
+    """A program of launch/ in a process of its own, perhaps changed by some lines."""
+    path = str(LAUNCH / name)
+    lines = CHANGED.format(folder=str(LAUNCH), name=name, code=code, path=path)
+    command = [sys.executable, *(["-c", lines] if code else [path]), *map(str, words)]
+    pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
+    return subprocess.Popen(command, text=True, **{"env": ENVIRONMENT} | pipes | how)
+
+
 def beginning(folder: Path) -> Iterator[Callable]:
     """A function that begins a run in a folder, perhaps of a script that some lines
     have changed; at the end none is left. It is the fixture `begin`."""
     runs = []
 
     def begin(devices: int, *more: str, code: str = "") -> subprocess.Popen:
-        what = ["-c", CHANGED.format(code)] if code else [str(LAUNCH / "train.py")]
-        run = subprocess.Popen(
-            [sys.executable, *what, "--emulate", str(devices), *SHORT, *more],
-            env=ENVIRONMENT,
-            cwd=folder,
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = ["--emulate", devices, *SHORT, *more]
+        own = {"cwd": folder, "start_new_session": True}
+        run = start("train.py", *words, code=code, **own)
         runs.append(run)
         return run
 
@@ -154,15 +155,19 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "starts")
 
 
-def begin_two(
-    begin, *more: str, code: str = "", each: list[list[str]] = ([], [])
-) -> list[subprocess.Popen]:
-    """Two processes of four devices, which meet here; each has options of its own."""
+def meeting() -> list[str]:
+    """Options by which two processes meet here; what follows is the number of one."""
     with socket.socket() as probe:  # a port that nobody uses
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    meet = ["--coordinator", address, "--processes", "2", "--heartbeat", "10"]
+    return ["--coordinator", address, "--processes", "2", "--process"]
+
+
+def begin_two(
+    begin, *more: str, code: str = "", each: list[list[str]] = ([], [])
+) -> list[subprocess.Popen]:
+    """Two processes of four devices, which meet; each has options of its own."""
+    meet = ["--heartbeat", "10", *meeting()]
     return [
-        begin(4, *meet, "--process", str(n), *more, *own, code=code)
-        for n, own in enumerate(each)
+        begin(4, *more, *own, *meet, str(n), code=code) for n, own in enumerate(each)
     ]
