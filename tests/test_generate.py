@@ -2,67 +2,39 @@
 no other device, and what it will not do it refuses in a sentence.
 """
 
-import importlib.util
+import io
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import ModuleType
 
 import decoder
 import generate
 import jax
 import jax.numpy as jnp
+import lifecycle
 import numpy as np
 import pytest
 from pair import ROOT
+from runs import ENVIRONMENT, meeting, start
+from test_faults import statuses
 
-PROGRAM = ROOT / "launch" / "generate.py"
-# JAX would not reach its own processes through a proxy, and says so.
-ENVIRONMENT = {k: v for k, v in os.environ.items() if "_proxy" not in k.lower()}
-CACHE = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
 LENGTH = 96  # of a slot
 CELL = {"jnp": jnp, "np": np}
 exec((ROOT / "book/cells/checkpoint.py").read_text(), CELL)
 # Eight devices cannot share 321 rows of a table, nor four of them 99 of a slot.
 CONFIG = CELL["QWEN3"] | {"num_hidden_layers": 2, "vocab_size": 321}
-# Splits at blanks, and puts <s> before a text, as Llama's own does.
 WORDS = {"<s>": 1, "the": 15, "sea": 7, "is": 9, "blue": 53}
 WORDS |= {f"w{token}": token for token in {*range(321)} - {*WORDS.values()}}
-TOKENIZER = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": [
-        {
-            "id": 1,
-            "content": "<s>",
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-    ],
-    "normalizer": None,
-    "pre_tokenizer": {"type": "WhitespaceSplit"},
-    "post_processor": {
-        "type": "TemplateProcessing",
-        "single": [
-            {"SpecialToken": {"id": "<s>", "type_id": 0}},
-            {"Sequence": {"id": "A", "type_id": 0}},
-        ],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
-        "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-    },
-    "decoder": None,
-    "model": {"type": "WordLevel", "vocab": WORDS, "unk_token": "w0"},
-}
-# Stands in for the package where it is not installed; it reads such a file alone.
-STAND_IN = """
+# Stands in for the package, which no session installs: it splits at blanks, and puts
+# <s> before a text, as Llama's own does.
+TOKENIZERS = """
 import json
 from types import SimpleNamespace
 
@@ -71,7 +43,7 @@ class Tokenizer:
     def from_file(cls, path):
         tokenizer = cls()
         with open(path) as file:
-            tokenizer.words = json.load(file)["model"]["vocab"]
+            tokenizer.words = json.load(file)
         return tokenizer
 
     def no_padding(self): pass
@@ -99,11 +71,8 @@ def prompt(seed: int, size: int) -> list[int]:
 
 REQUESTS = [
     {"tokens": prompt(0, 5), "max_tokens": 20},
-    {
-        "tokens": prompt(1, 70),
-        "max_tokens": 20,
-        "temperature": 1.0,
-    },  # two steps to read
+    # It takes two steps to read the next.
+    {"tokens": prompt(1, 70), "max_tokens": 20, "temperature": 1.0},
     {"tokens": [7], "max_tokens": 1},
     {"tokens": prompt(2, 33), "max_tokens": 30, "temperature": 0.7, "seed": 5},
     {"tokens": prompt(3, 16), "max_tokens": 8},
@@ -112,36 +81,65 @@ REQUESTS = [
     {"prompt": "the sea is", "max_tokens": 12, "id": "text"},
     {"tokens": prompt(4, 92), "max_tokens": 50},  # for which there is no room
 ]
+RUNS = []
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with the folder `model`, its prompts, and perhaps the stand-in."""
-    place = tmp_path_factory.mktemp("generate")
+@contextmanager
+def model_in(place: Path) -> Iterator[Path]:
+    """A folder with the folder `model`, its requests, and the stand-in; at the end no
+    process is left that has begun there."""
     tensors = CELL["random_tensors"](CONFIG, seed=0)
     CELL["write_checkpoint"](place / "model", CONFIG, tensors)
-    (place / "model" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    lines = "\n\n".join(map(json.dumps, REQUESTS))
-    (place / "requests.jsonl").write_text(lines + "\n")
-    if importlib.util.find_spec("tokenizers") is None:
-        (place / "tokenizers.py").write_text(STAND_IN)
+    (place / "model" / "tokenizer.json").write_text(json.dumps(WORDS))
+    write_rows(place / "requests.jsonl", REQUESTS)
+    (place / "tokenizers.py").write_text(TOKENIZERS)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(place)
         yield place
     sys.modules.pop("tokenizers", None)
+    for run in RUNS:
+        run.kill()
+        run.communicate()
+    RUNS.clear()
 
 
-def options_of(*words: object):
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    with model_in(tmp_path_factory.mktemp("generate")) as place:
+        yield place
+
+
+def write_rows(path: Path, rows: list) -> None:
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+
+
+def begin(place: Path, name: str, *words: object, **how) -> subprocess.Popen:
+    """A program in a process of its own, which finds the stand-in."""
+    path = f"{place}{os.pathsep}{ENVIRONMENT.get('PYTHONPATH', '')}"
+    env = ENVIRONMENT | {"PYTHONPATH": path}
+    RUNS.append(start(name, *words, cwd=place, env=env, **how))
+    return RUNS[-1]
+
+
+def begin_two(place: Path, name: str, *each: list, code: str = "") -> list:
+    """Two processes of four devices, each with words of its own."""
+    meet = ["--emulate", 4, *meeting()]
+    return [
+        begin(place, name, *words, *meet, n, code=code) for n, words in enumerate(each)
+    ]
+
+
+def options_of(program: ModuleType, *words: object):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["generate.py", *map(str, words)])
-        return generate.read_options()
+        patch.setattr(sys, "argv", ["program.py", *map(str, words)])
+        return program.read_options()
 
 
 def prepared(place: Path, *words: object):
     """What the program has before its first step, in this process, on one device."""
     more = ["--length", LENGTH, "--devices", 1, *words]
-    asked = options_of(place / "model", "--prompts", place / "requests.jsonl", *more)
-    engine, requests, stops, _ = generate.prepare(asked)
+    words = [place / "model", "--prompts", place / "requests.jsonl", *more]
+    engine, requests, stops, _ = generate.prepare(options_of(generate, *words))
     return engine, requests, stops
 
 
@@ -154,6 +152,34 @@ def answers(engine, requests, stops=frozenset()) -> dict:
     return {request.name: request.said for request in requests}
 
 
+def plain_weights(folder: Path) -> tuple[dict, decoder.Config]:
+    """A model on one device, in float32."""
+    c = decoder.read_config(folder)
+    mesh = decoder.model_mesh(c, jax.devices()[:1])
+    return decoder.load(decoder.open_folder(folder), c, mesh, np.float32), c
+
+
+def plain_answers(weights: dict, c: decoder.Config, requests: list) -> dict:
+    """The tokens that the whole model says, one request and one token at a time."""
+
+    @jax.jit
+    def say(weights, tokens, size, seed, heat):
+        x, _ = decoder.hidden(weights, tokens[None], jnp.arange(LENGTH)[None], c)
+        scores = decoder.logits(weights, x[0, size - 1], c)
+        said = decoder.choose(scores[None], seed[None], size[None], heat[None])
+        return said[0]
+
+    said = {}
+    for request in requests:
+        text = [*request.prompt]
+        for _ in range(request.most):
+            padded = np.pad(text, (0, LENGTH - len(text)))
+            numbers = np.int32(len(text)), np.int32(request.seed)
+            text.append(int(say(weights, padded, *numbers, np.float32(request.heat))))
+        said[request.name] = text[len(request.prompt) :]
+    return said
+
+
 @pytest.fixture(scope="module")
 def served(place):
     """Three slots for nine requests."""
@@ -162,56 +188,7 @@ def served(place):
 
 @pytest.fixture(scope="module")
 def plain(place, served):
-    """The tokens that the whole model says, one request and one token at a time."""
-    c = decoder.read_config(place / "model")
-    files = decoder.open_folder(place / "model")
-    mesh = decoder.model_mesh(c, jax.devices()[:1])
-    weights = decoder.load(files, c, mesh, jnp.float32)
-
-    @jax.jit
-    def say(tokens, size, seed, heat):
-        x, _ = decoder.hidden(weights, tokens[None], jnp.arange(LENGTH)[None], c)
-        scores = decoder.logits(weights, x[0, size - 1], c)
-        said = decoder.choose(scores[None], seed[None], size[None], heat[None])
-        return said[0]
-
-    said = {}
-    for request in served[1]:
-        text = [*request.prompt]
-        for _ in range(request.most):
-            padded = np.pad(text, (0, LENGTH - len(text)))
-            numbers = np.int32(len(text)), np.int32(request.seed)
-            text.append(int(say(padded, *numbers, np.float32(request.heat))))
-        said[request.name] = text[len(request.prompt) :]
-    return said
-
-
-def run(place: Path, *words: object, **how) -> subprocess.Popen:
-    """The program in a process of its own."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    env = CACHE | {"JAX_COMPILATION_CACHE_DIR": str(place / "cache")} | ENVIRONMENT
-    also = ENVIRONMENT.get("PYTHONPATH", "")
-    env |= {"PYTHONPATH": f"{place}{os.pathsep}{also}"}
-    command = [sys.executable, str(PROGRAM), *map(str, words)]
-    return subprocess.Popen(command, cwd=place, env=env, text=True, **pipes | how)
-
-
-def end(*runs: subprocess.Popen) -> list[tuple[str, str]]:
-    """What each has printed and told; none is left."""
-    try:
-        return [one.communicate(timeout=300) for one in runs]
-    finally:
-        for one in runs:
-            one.kill()
-
-
-def run_two(place: Path, *each: list[object]) -> list[subprocess.Popen]:
-    """Two processes of four devices, each with words of its own."""
-    with socket.socket() as probe:  # a port that nobody uses
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    meet = ["--emulate", 4, "--coordinator", address, "--processes", 2, "--process"]
-    return [run(place, *words, *meet, n) for n, words in enumerate(each)]
+    return plain_answers(*plain_weights(place / "model"), served[1])
 
 
 # ----------------------------------------------------------------------------- answers
@@ -225,21 +202,9 @@ def test_answers_are_those_of_the_plain_loop(served, plain):
     assert plain[3] == plain[5] != plain[6]  # seeds 5, 5 and 6
 
 
-def test_one_by_one_they_are_the_same(place, plain):
-    assert answers(*prepared(place, "--slots", 1)) == plain
-
-
-def test_no_step_compiles_and_none_copies_the_cache(place, monkeypatch):
-    compiled, later = [], []
-    compile_it = jax.stages.Lowered.compile
-
-    def count(lowered):
-        compiled.append(lowered)
-        return compile_it(lowered)
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", count)
+def test_no_step_compiles_and_none_copies_the_cache(place):
     engine, requests, stops = prepared(place, "--slots", 2, "--dtype", "bfloat16")
-    assert len(compiled) == 2
+    later = []
 
     def note(event, seconds, **_):
         if "compile" in event:
@@ -285,30 +250,29 @@ def test_an_answer_ends_at_a_token_that_ends_answers(place, served, plain):
         assert generate.limits(model) == (np.inf, due)
 
 
-def test_eight_devices_and_two_processes_say_the_same(place, plain):
+def test_two_processes_of_four_devices_say_the_same(place, plain):
     words = ["model", "--prompts", "requests.jsonl", "--length", LENGTH + 1]
     words += ["--slots", 4, "--dtype", "float32"]
-    for runs in ([run(place, *words, "--emulate", 8)], run_two(place, words, words)):
-        told = end(*runs)
-        assert [one.returncode for one in runs] == [0] * len(runs), told[-1][1][-2000:]
-        lines = [json.loads(line) for line in told[0][0].splitlines()]
-        assert [said for said, _ in told[1:]] == [""] * (len(runs) - 1)
-        said = {line["id"]: line["tokens"] for line in lines}
-        assert len(said[8]) == 5
-        assert said | {8: said[8][:4]} == plain
-        assert lines[0]["id"] == 2  # the shortest is told first
-        [text] = [line for line in lines if line["id"] == "text"]
-        names = {number: word for word, number in WORDS.items()}
-        due = {
-            "id": "text",
-            "prompt_tokens": 4,
-            "tokens": plain["text"],
-            "text": " ".join(names[n] for n in plain["text"] if n != 1),
-            "finish_reason": "length",
-            "seed": 7,
-        }
-        assert text == due
-        assert "on 8 cpu devices" in told[0][1] and "a second" in told[0][1]
+    two = begin_two(place, "generate.py", words, words)
+    assert statuses(two, 300) == [0, 0], two[0].complaints[-2000:]
+    assert two[1].said == ""
+    lines = [json.loads(line) for line in two[0].said.splitlines()]
+    said = {line["id"]: line["tokens"] for line in lines}
+    assert len(said[8]) == 5
+    assert said | {8: said[8][:4]} == plain
+    assert lines[0]["id"] == 2  # the shortest is told first
+    names = {number: word for word, number in WORDS.items()}
+    due = {
+        "id": "text",
+        "prompt_tokens": 4,
+        "tokens": plain["text"],
+        "text": " ".join(names[n] for n in plain["text"] if n != 1),
+        "finish_reason": "length",
+        "seed": 7,
+    }
+    assert due in lines
+    told = two[0].complaints
+    assert "on 8 cpu devices" in told and "a second" in told
 
 
 def test_a_tensor_that_does_not_divide_is_held_whole(place):
@@ -323,56 +287,39 @@ def test_a_tensor_that_does_not_divide_is_held_whole(place):
 # ---------------------------------------------------------------------------- refusals
 
 
-def sentence(place: Path, *words: object) -> str:
-    """Why the program refuses, before it loads anything."""
+def sentence(place: Path, program: ModuleType, *words: object) -> str:
+    """The one line in which a program refuses, before it loads anything."""
+    told, printed = io.StringIO(), io.StringIO()
 
-    def end(status: int, sentence: str = ""):
-        assert status == generate.REFUSED
-        raise ValueError(sentence)
+    def go_on(*_):
+        pytest.fail("it goes on")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generate, "end", end)
-        patch.setattr(generate.decoder, "load", lambda *_: pytest.fail("it loads"))
+        patch.setattr(os, "_exit", sys.exit)
+        patch.setattr(os, "dup2", lambda *_: None)
+        patch.setattr(lifecycle, "hear_no_more", lambda: None)
+        patch.setattr(lifecycle, "agree", go_on)
+        patch.setattr(decoder, "load", go_on)
         patch.chdir(place)
-        with pytest.raises((ValueError, OSError)) as refused:
-            generate.prepare(options_of(*words))
-    return f"{refused.value}"
+        with redirect_stderr(told), redirect_stdout(printed):
+            with pytest.raises(SystemExit, match="^2$"):
+                program.main(options_of(program, *words))
+    assert told.getvalue().count("\n") == 1 and not printed.getvalue()
+    return told.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"model_type": "gpt2"}, "asks for what is not here: model_type 'gpt2'"),
-        ({"quantization_config": {"bits": 4}}, "not here: quantization_config"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "not here: rope of type 'yarn'"),
-        ({"vocab_size": 99}, "embed_tokens.weight is (321, 64) in the files, not (99,"),
-        ({"tie_word_embeddings": True}, "ties the two tables, and they differ"),
-        (
-            {"num_hidden_layers": 3},
-            "missing in the files: model.layers.2.input_layernorm.weight",
-        ),
-        (
-            {"num_hidden_layers": 1},
-            "not of this model: model.layers.1.input_layernorm.weight",
-        ),
-        ({"num_attention_heads": "8"}, "num_attention_heads is '8', no number above 0"),
-        ({"num_key_value_heads": "two"}, "num_key_value_heads is 'two', no number"),
-        ({"rope_theta": None}, "asks for what is not here: rope_theta None"),
-    ],
-)
-def test_another_model_is_refused(place, tmp_path, change, reason):
-    shutil.copytree(place / "model", tmp_path / "model")
-    text = json.dumps(CONFIG | change)
-    (tmp_path / "model" / "config.json").write_text(text)
-    line = [tmp_path / "model", "--prompts", "requests.jsonl"]
-    assert reason in sentence(place, *line)
+def damaged(place: Path, folder: Path, name: str, damage: Callable) -> Path:
+    """A copy of the model in which a file is damaged."""
+    copy = shutil.copytree(place / "model", folder / "model")
+    damage(copy / name)
+    return copy
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def give(text: bytes):
+def give(text: bytes) -> Callable:
     return lambda path: path.write_bytes(text)
 
 
@@ -380,59 +327,87 @@ def make_int8(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"BF16"', b'"I8"  ', 1))
 
 
+def say(**change: object) -> Callable:
+    """What changes a file that holds a JSON object, if it is there."""
+
+    def write(path: Path) -> None:
+        said = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(said | change))
+
+    return write
+
+
+CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer.json"
 WEIGHTS = "model-00002-of-00003.safetensors"
+QUANTIZED = {"quantization_config": {"bits": 4}}
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "reason"),
     [
+        (CONFIG_FILE, say(model_type="gpt2"), "is not here: model_type 'gpt2'"),
+        (CONFIG_FILE, say(**QUANTIZED), "is not here: quantization_config"),
+        (CONFIG_FILE, say(rope_scaling={"type": "yarn"}), "rope of type 'yarn'"),
+        (CONFIG_FILE, say(vocab_size=99), "is (321, 64) in the files, not (99,"),
+        (CONFIG_FILE, say(tie_word_embeddings=True), "ties the two tables, and they"),
+        (CONFIG_FILE, say(num_hidden_layers=3), "missing in the files: model.layers.2"),
+        (CONFIG_FILE, say(num_hidden_layers=1), "not of this model: model.layers.1"),
+        (CONFIG_FILE, say(num_attention_heads="8"), "heads is '8', no number above 0"),
+        (CONFIG_FILE, say(num_key_value_heads="two"), "heads is 'two', no number"),
+        (CONFIG_FILE, say(rope_theta=None), "is not here: rope_theta None"),
+        (CONFIG_FILE, cut, "config.json is not JSON: "),
+        (CONFIG_FILE, Path.unlink, "config.json: No such file or directory"),
+        (CONFIG_FILE, give(b"[]"), "config.json is no JSON object"),
         (WEIGHTS, cut, "bytes; its header asks for"),
         (WEIGHTS, Path.unlink, f"{WEIGHTS} is missing"),
         (WEIGHTS, give(b"version https://git-lfs"), "is a pointer of Git LFS"),
         (WEIGHTS, give(b"<!doctype html>" * 9), "is no safetensors file"),
         (WEIGHTS, make_int8, "is of type I8, not"),
         ("model.safetensors.index.json", cut, "index.json is no index of tensors"),
-        ("config.json", cut, "config.json is not JSON: "),
-        ("config.json", Path.unlink, "No such file or directory: "),
-        ("config.json", give(b"[]"), "config.json is no JSON object"),
-        ("tokenizer.json", give(b"no"), "tokenizer.json is no tokenizer: "),
-        ("tokenizer.json", Path.unlink, "needs a tokenizer, and"),
+        (TOKENIZER_FILE, give(b"no"), "tokenizer.json is no tokenizer: "),
+        (TOKENIZER_FILE, Path.unlink, "needs a tokenizer, and"),
     ],
 )
-def test_a_torn_folder_is_refused(place, tmp_path, name, damage, reason):
-    shutil.copytree(place / "model", tmp_path / "model")
-    damage(tmp_path / "model" / name)
-    assert reason in sentence(place, tmp_path / "model", "--prompt", "the sea")
+def test_a_folder_that_will_not_do_is_refused(place, tmp_path, name, damage, reason):
+    folder = damaged(place, tmp_path, name, damage)
+    assert reason in sentence(place, generate, folder, "--prompt", "the sea")
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"tokens": [1, 2', "it is not JSON (Expecting ',' delimiter)"),
+        (b'{"tokens": [1, 2', "it is not JSON (Expecting ',' delimiter)"),
         (b"\xff", "it is not JSON ('utf-8' codec"),
-        ("[1, 2]", 'it is no object with either "prompt" or "tokens"'),
-        ('{"tokens": [1], "prompt": "sea"}', "it is no object with either"),
-        ('{"tokens": [1], "max_token": 5}', "it has ['max_token'], which mean nothing"),
-        ('{"tokens": [1], "id": [1]}', "its id [1] is no text and no whole number"),
-        ('{"tokens": [1, 321]}', "321 is no token: these go from 0 to 320"),
-        ('{"tokens": [1, true]}', "True is no token"),
-        ('{"tokens": []}', "its prompt needs at least one token"),
-        ('{"prompt": 5}', "its prompt is no Unicode text"),
-        ('{"tokens": [1], "max_tokens": 0}', "max_tokens: 0 is no whole number from 1"),
-        ('{"tokens": [1], "max_tokens": 2.5}', "max_tokens: 2.5 is no whole number"),
-        ('{"tokens": [1], "seed": "5"}', 'seed: "5" is no whole number from 0 to'),
-        ('{"tokens": [1], "temperature": NaN}', "temperature: NaN is no number from"),
-        ('{"tokens": [1], "temperature": -1}', "temperature: -1 is no number from 0"),
+        (b"[1, 2]", 'it is no object with either "prompt" or "tokens"'),
+        (b'{"tokens": [1], "prompt": "sea"}', "it is no object with either"),
+        (
+            b'{"tokens": [1], "max_token": 5}',
+            "it has ['max_token'], which mean nothing",
+        ),
+        (b'{"tokens": [1], "id": [1]}', "its id [1] is no text and no whole number"),
+        (b'{"tokens": [1, 321]}', "321 is no token: these go from 0 to 320"),
+        (b'{"tokens": [1, true]}', "True is no token"),
+        (b'{"tokens": []}', "its prompt needs at least one token"),
+        (b'{"prompt": 5}', "its prompt is no Unicode text"),
+        (
+            b'{"tokens": [1], "max_tokens": 0}',
+            "max_tokens: 0 is no whole number from 1",
+        ),
+        (b'{"tokens": [1], "max_tokens": 2.5}', "max_tokens: 2.5 is no whole number"),
+        (b'{"tokens": [1], "seed": "5"}', 'seed: "5" is no whole number from 0 to'),
+        (b'{"tokens": [1], "temperature": NaN}', "temperature: NaN is no number from"),
+        (b'{"tokens": [1], "temperature": -1}', "temperature: -1 is no number from 0"),
     ],
 )
 def test_a_bad_line_is_refused_and_named(place, tmp_path, line, reason):
     file = tmp_path / "bad.jsonl"
-    line = line if isinstance(line, bytes) else line.encode()
     file.write_bytes(b'{"tokens": [1]}\n\n' + line + b"\n")
-    assert f"{file}, line 3: {reason}" in sentence(place, "model", "--prompts", file)
+    said = sentence(place, generate, "model", "--prompts", file)
+    assert said.startswith(f"{file}, line 3: {reason}")
 
 
 ONE = ["model", "--prompt", "the sea is"]
+MEET = [*ONE, "--processes", 2, "--process"]
 
 
 @pytest.mark.parametrize(
@@ -440,99 +415,59 @@ ONE = ["model", "--prompt", "the sea is"]
     [
         (["nowhere", *ONE[1:]], "nowhere is no folder"),
         (["model"], "there is nothing to answer"),
-        (
-            [*ONE, "--max-tokens", 0],
-            "argument --max-tokens: 0 is no whole number from 1",
-        ),
-        (
-            [*ONE, "--process", 1],
-            "--coordinator, --processes and --process go together",
-        ),
+        ([*ONE, "--max-tokens", 0], "--max-tokens: 0 is no whole number from 1"),
+        ([*ONE, "--top-k", 5], "unrecognized arguments: --top-k 5"),
+        ([*ONE, "--process", 1], "--coordinator, --processes and --process go"),
         ([*ONE, "--coordinator", "here"], "go together"),
-        (
-            [*ONE, *"--coordinator here --processes 2 --process 1".split()],
-            "--coordinator here is not HOST:PORT",
-        ),
-        (
-            [*ONE, *"--coordinator a:1 --processes 2 --process 2".split()],
-            "--process counts from 0: to 1",
-        ),
-        (
-            ["model", "--prompts", "none.jsonl"],
-            "No such file or directory: 'none.jsonl'",
-        ),
+        ([*MEET, 1, "--coordinator", "here"], "--coordinator here is not HOST:PORT"),
+        ([*MEET, 2, "--coordinator", "a:1"], "--process counts from 0: to 1"),
+        (["model", "--prompts", "none.jsonl"], "none.jsonl: No such file"),
         (["model", "--prompts", os.devnull], f"{os.devnull} asks for nothing"),
-        (
-            [*ONE, "--length", 4],
-            "0 has 4 tokens, and with one of an answer it has to fit",
-        ),
+        ([*ONE, "--length", 4], "0 has 4 tokens, and with one of an answer it has to"),
         ([*ONE, "--length", 257], "--length 257: the model was made for 256"),
         ([*ONE, "--devices", 999], "--devices 999: there are "),
     ],
 )
 def test_what_cannot_be_is_refused(place, words, reason):
-    assert reason in sentence(place, *words)
+    assert reason in sentence(place, generate, *words)
 
 
 def test_too_little_memory_is_refused(place, tmp_path):
-    shutil.copytree(place / "model", tmp_path / "model")
-    text = json.dumps(CONFIG | {"max_position_embeddings": None})
-    (tmp_path / "model" / "config.json").write_text(text)
-    words = [tmp_path / "model", *ONE[1:], "--devices", 1, "--length", 2**31 - 1]
-    words += ["--dtype", "float16"]
+    folder = damaged(place, tmp_path, CONFIG_FILE, say(max_position_embeddings=None))
+    words = [folder, *ONE[1:], "--devices", 1, "--length", 2**31 - 1]
+    said = sentence(place, generate, *words, "--dtype", "float16")
     # Two layers with keys and values of two heads of 16, two bytes each: 512 GiB.
-    needs = (
-        "a device needs 512.00 GiB (weights 0.00, cache 512.00, logits 0.00) and has"
-    )
-    assert f"too little memory: {needs}" in sentence(place, *words)
+    parts = "(weights 0.00, cache 512.00, logits 0.00)"
+    assert f"too little memory: a device needs 512.00 GiB {parts} and has" in said
 
 
 def test_one_of_many_that_was_not_told_is_refused(place, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert "each process would answer everything" in sentence(place, *ONE)
+    assert "each process would answer everything" in sentence(place, generate, *ONE)
 
 
 def test_without_tokenizers_a_text_is_refused(place, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     missing = "a text needs a tokenizer, and the package tokenizers is missing"
-    assert missing in sentence(place, *ONE)
-
-
-def test_a_refusal_is_one_line_and_status_2(place):
-    (place / "two.jsonl").write_text('{"tokens": [1]}\n{"tokens": [1, 2}\n')
-    runs = {
-        "two.jsonl, line 2: it is not JSON": run(
-            place, "model", "--prompts", "two.jsonl"
-        ),
-        "unrecognized arguments: --top-k 5": run(place, *ONE, "--top-k", 5),
-        "none.jsonl: No such file": run(place, "model", "--prompts", "none.jsonl"),
-    }
-    for (reason, one), (said, told) in zip(runs.items(), end(*runs.values())):
-        assert (one.returncode, said, told.count("\n")) == (2, "", 1)
-        assert told.startswith(reason)
+    assert missing in sentence(place, generate, *ONE)
 
 
 def test_processes_that_differ_are_refused(place):
-    runs = run_two(place, ONE, ["model", "--prompt", "the sea was"])
-    told = end(*runs)
-    assert [(one.returncode, said) for one, (said, _) in zip(runs, told)] == [
-        (2, "")
-    ] * 2
-    assert "all processes need the same model, options and prompts" in told[0][1]
+    two = begin_two(place, "generate.py", ONE, ["model", "--prompt", "the sea was"])
+    assert statuses(two, 300) == [2, 2]
+    assert [run.said for run in two] == ["", ""]
+    why = "all processes need the same model, options and prompts"
+    assert why in two[0].complaints
 
 
 def test_answers_that_nobody_takes(place):
     """A closed pipe ends it in silence, a full disk with the reason."""
     read, write = os.pipe()
     os.close(read)
-    with os.fdopen(write, "w") as pipe:
-        closed = run(place, *ONE, "--max-tokens", 2, stdout=pipe)
-    [(_, told)] = end(closed)
-    with open("/dev/full", "w") as full:
-        on_full = run(place, *ONE, "--max-tokens", 2, stdout=full)
-    [(_, told_why)] = end(on_full)
-    assert closed.returncode == 128 + signal.SIGPIPE
-    assert told.splitlines()[-1].startswith("loaded in")
-    assert on_full.returncode == 1
-    why = "cannot print the answers: No space left on device"
-    assert told_why.splitlines()[-1] == why
+    words = [place, "generate.py", *ONE, "--max-tokens", 2]
+    with open(write, "w") as pipe, open("/dev/full", "w") as full:
+        runs = [begin(*words, stdout=file) for file in (pipe, full)]
+    assert statuses(runs, 300) == [128 + signal.SIGPIPE, 1]
+    closed, on_full = [run.complaints.splitlines()[-1] for run in runs]
+    assert closed.startswith("loaded in")
+    assert on_full == "cannot print the answers: No space left on device"
