@@ -25,8 +25,6 @@ import pytest
 from runs import SLOWLY, TOLERANCE, read_until
 from test_faults import STOPPED, fill, linux_root, small_disk, statuses
 from test_generate import (
-    CELL,
-    CONFIG,
     answers,
     begin,
     begin_two,
@@ -39,14 +37,14 @@ from test_generate import (
     prepared,
     say,
     sentence,
+    write_model,
     write_rows,
 )
 
 STEPS, SAVE, LOG, SEED = 24, 10, 8, 7
-RATE = 1e-2
 SHORT = ["model", "data.jsonl", "--eval", "held.jsonl", "--steps", STEPS]
 SHORT += ["--save-every", SAVE, "--log-every", LOG, "--seed", SEED]
-LORA = ["--rank", 4, "--alpha", 8, "--rate", RATE]
+LORA = ["--rank", 4, "--alpha", 8, "--rate", 1e-2]
 T = 32  # no less than any row has
 
 
@@ -99,9 +97,8 @@ def added(weights: dict, params: list, scale: float) -> dict:
     return weights | {"layers": layers}
 
 
-@pytest.fixture(scope="module")
-def plain(place):
-    """A function that trains without this program: what it should print, and params.
+def plain_run(place: Path, full: bool, rate: float) -> tuple[dict, object]:
+    """What the program should print, and what it should have trained.
 
     It has one device, one length, whole logits, and one schedule in NumPy."""
     weights, c = plain_weights(place / "model")
@@ -110,48 +107,45 @@ def plain(place):
     train, held = (fine_tune.read_rows(path, model, [], T) for path in paths)
     epochs = [np.random.default_rng([SEED, n]).permutation(30) for n in range(9)]
     order = np.concatenate(epochs)
+    warm = np.arange(2) / 2
+    cool = (1 + np.cos(np.pi * np.arange(STEPS - 2) / (STEPS - 2))) / 2
+    rates = jnp.array(rate * np.concatenate([warm, cool]))
+    adam = optax.adam(lambda count: rates[count])
 
-    def loop(full: bool, rate: float):
-        def mean_loss(params, batch):
-            w = params if full else added(weights, params, 2.0)
-            places = jnp.broadcast_to(jnp.arange(T), batch.tokens.shape)
-            x, _ = decoder.hidden(w, batch.tokens, places, c)
-            logs = jax.nn.log_softmax(decoder.logits(w, x, c))
-            known = batch.targets >= 0
-            found = jnp.take_along_axis(logs, batch.targets[..., None], axis=2)
-            return -(found[..., 0] * known).sum() / known.sum()
+    def mean_loss(params, batch):
+        w = params if full else added(weights, params, 2.0)
+        places = jnp.broadcast_to(jnp.arange(T), batch.tokens.shape)
+        x, _ = decoder.hidden(w, batch.tokens, places, c)
+        logs = jax.nn.log_softmax(decoder.logits(w, x, c))
+        known = batch.targets >= 0
+        found = jnp.take_along_axis(logs, batch.targets[..., None], axis=2)
+        return -(found[..., 0] * known).sum() / known.sum()
 
-        warm = np.arange(2) / 2
-        cool = (1 + np.cos(np.pi * np.arange(STEPS - 2) / (STEPS - 2))) / 2
-        rates = jnp.array(rate * np.concatenate([warm, cool]))
-        adam = optax.adam(lambda count: rates[count])
+    @jax.jit
+    def step(params, memory, batch):
+        loss, grads = jax.value_and_grad(mean_loss)(params, batch)
+        norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+        grads = jax.tree.map(lambda g: g / jnp.maximum(norm, 1), grads)
+        updates, memory = adam.update(grads, memory)
+        return optax.apply_updates(params, updates), memory, loss
 
-        @jax.jit
-        def step(params, memory, batch):
-            loss, grads = jax.value_and_grad(mean_loss)(params, batch)
-            norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
-            grads = jax.tree.map(lambda g: g / jnp.maximum(norm, 1), grads)
-            updates, memory = adam.update(grads, memory)
-            return optax.apply_updates(params, updates), memory, loss
-
-        params, key, lora = weights, jax.random.key(SEED), adapters.Lora(4, 8.0)
-        if not full:
-            mesh = decoder.model_mesh(c, jax.devices()[:1])
-            params = adapters.new_adapters(key, c, lora, mesh)
-        memory, score = adam.init(params), jax.jit(mean_loss)
-        last = fine_tune.make_batch(held, 13, T)
-        printed = {(0, "eval loss"): score(params, last)}
-        for done in range(STEPS):
-            rows = [train[row] for row in order[8 * done : 8 * done + 8]]
-            batch = fine_tune.make_batch(rows, 8, T)
-            params, memory, loss = step(params, memory, batch)
-            if (done + 1) % LOG == 0:
-                printed[done + 1, "loss"] = loss
-            if (done + 1) % SAVE == 0 or done + 1 == STEPS:
-                printed[done + 1, "eval loss"] = score(params, last)
-        return printed, params
-
-    return loop
+    params = weights
+    if not full:
+        mesh = decoder.model_mesh(c, jax.devices()[:1])
+        key, lora = jax.random.key(SEED), adapters.Lora(4, 8.0)
+        params = adapters.new_adapters(key, c, lora, mesh)
+    memory, score = adam.init(params), jax.jit(mean_loss)
+    held = fine_tune.make_batch(held, 13, T)
+    printed = {(0, "eval loss"): score(params, held)}
+    for done in range(1, STEPS + 1):
+        rows = [train[row] for row in order[8 * done - 8 : 8 * done]]
+        batch = fine_tune.make_batch(rows, 8, T)
+        params, memory, loss = step(params, memory, batch)
+        if done % LOG == 0:
+            printed[done, "loss"] = loss
+        if done % SAVE == 0 or done == STEPS:
+            printed[done, "eval loss"] = score(params, held)
+    return printed, params
 
 
 def check(said: str, expected: dict, start: int = -1, stop: int = STEPS) -> None:
@@ -178,8 +172,8 @@ def whole(place):
 
 
 @pytest.fixture(scope="module")
-def expected(plain):
-    return plain(False, RATE)
+def expected(place):
+    return plain_run(place, False, 1e-2)
 
 
 def test_eight_devices_give_the_numbers_of_a_plain_loop(place, whole, expected):
@@ -189,13 +183,13 @@ def test_eight_devices_give_the_numbers_of_a_plain_loop(place, whole, expected):
     close(read_adapters(place, "whole"), params, rtol=1e-2, atol=1e-4)
 
 
-def test_all_weights_can_be_trained(place, plain):
+def test_all_weights_can_be_trained(place):
     """And come back as a folder that loads, in its own type."""
     words = [*SHORT, "--full", "--rate", 1e-3, "--out", "full"]
     (place / "model" / "generation_config.json").write_text('{"eos_token_id": 3}')
     run = begin(place, "fine_tune.py", *words, "--emulate", 8)
     assert statuses([run], 300) == [0], run.complaints
-    printed, params = plain(True, 1e-3)
+    printed, params = plain_run(place, True, 1e-3)
     check(run.said, printed)
     found, c = plain_weights(place / "full")
     assert c == decoder.read_config(place / "model")
@@ -466,8 +460,7 @@ def test_too_little_memory_is_refused(place, tmp_path):
 
 def test_what_decides_the_numbers_is_a_setting(place, monkeypatch):
     monkeypatch.chdir(place)
-    other = CELL["random_tensors"](CONFIG, seed=1)
-    CELL["write_checkpoint"](place / "other", CONFIG, other)
+    write_model(place / "other", seed=1)
     write_rows(place / "fewer.jsonl", some_rows(0, 29))
 
     def settings(*words: object, dtype=np.float32) -> str:

@@ -39,16 +39,17 @@ import json
 from types import SimpleNamespace
 
 class Tokenizer:
+    def __init__(self, words):
+        self.words = words
+
     @classmethod
     def from_file(cls, path):
-        tokenizer = cls()
         with open(path) as file:
-            tokenizer.words = json.load(file)
-        return tokenizer
+            return cls(json.load(file))
 
     def no_padding(self): pass
 
-    def no_truncation(self): pass
+    no_truncation = no_padding
 
     def encode(self, text, add_special_tokens=True):
         if not isinstance(text, str):
@@ -88,8 +89,7 @@ RUNS = []
 def model_in(place: Path) -> Iterator[Path]:
     """A folder with the folder `model`, its requests, and the stand-in; at the end no
     process is left that has begun there."""
-    tensors = CELL["random_tensors"](CONFIG, seed=0)
-    CELL["write_checkpoint"](place / "model", CONFIG, tensors)
+    write_model(place / "model")
     (place / "model" / "tokenizer.json").write_text(json.dumps(WORDS))
     write_rows(place / "requests.jsonl", REQUESTS)
     (place / "tokenizers.py").write_text(TOKENIZERS)
@@ -107,6 +107,10 @@ def model_in(place: Path) -> Iterator[Path]:
 def place(tmp_path_factory):
     with model_in(tmp_path_factory.mktemp("generate")) as place:
         yield place
+
+
+def write_model(folder: Path, seed: int = 0) -> None:
+    CELL["write_checkpoint"](folder, CONFIG, CELL["random_tensors"](CONFIG, seed))
 
 
 def write_rows(path: Path, rows: list) -> None:
@@ -139,8 +143,7 @@ def prepared(place: Path, *words: object):
     """What the program has before its first step, in this process, on one device."""
     more = ["--length", LENGTH, "--devices", 1, *words]
     words = [place / "model", "--prompts", place / "requests.jsonl", *more]
-    engine, requests, stops, _ = generate.prepare(options_of(generate, *words))
-    return engine, requests, stops
+    return generate.prepare(options_of(generate, *words))[:3]
 
 
 def answers(engine, requests, stops=frozenset()) -> dict:
