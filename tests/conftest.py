@@ -62,10 +62,22 @@ def pytest_keyboard_interrupt():
 
 @pytest.fixture
 def begin(tmp_path):
-    """A function that begins a run of launch/train.py; see runs.py."""
-    from runs import beginning
+    """A function that begins a Run of launch/train.py; at the end none is left."""
+    from runs import Run
 
-    yield from beginning(tmp_path)
+    def begin(*words, **how):
+        run = Run(tmp_path, *words, **how)
+        runs.callback(run.kill)
+        return run
+
+    with ExitStack() as runs:
+        yield begin
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Leaves pytest its signals where a run of launch/train.py ends in this process."""
+    monkeypatch.setattr("lifecycle.hear_no_more", lambda: None)
 
 
 @pytest.fixture(scope="session")

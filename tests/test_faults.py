@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -24,40 +23,14 @@ import numpy as np
 import psutil
 import pytest
 from jax.sharding import SingleDeviceSharding
-from runs import (
-    ENVIRONMENT,
-    LAUNCH,
-    SLOWLY,
-    begin_two,
-    check,
-    end,
-    finish,
-    names,
-    read_until,
-)
+from runs import ENVIRONMENT, HANGS_IN_SAVE, LAUNCH, SLOWLY, contents, read_until
 
 linux_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="needs Linux and root"
 )
-
-
-def begin_as(begin, processes: int, *more: str, code: str = "") -> list:
-    """A run of one process with eight devices, or of two with four each."""
-    if processes == 1:
-        return [begin(8, *more, code=code)]
-    return begin_two(begin, *more, code=code)
-
-
-def statuses(runs: list, within: float) -> list[int]:
-    """How the processes of a run end, all of them, within so many seconds."""
-    deadline = time.monotonic() + within
-    for run in runs:
-        run.said, run.complaints = run.communicate(timeout=deadline - time.monotonic())
-    return [run.returncode for run in runs]
-
-
 PAIRED = pytest.param(2, marks=pytest.mark.slow)
 alone_and_paired = pytest.mark.parametrize("processes", [1, PAIRED])
+one_and_two = pytest.mark.parametrize("processes", [1, 2])
 
 # ------------------------------------------------------------------------------ numbers
 
@@ -72,34 +45,28 @@ sklearn.datasets.load_digits = lambda: digits
 
 
 @alone_and_paired
-def test_a_number_that_is_none_is_not_saved(begin, tmp_path, processes):
-    runs = begin_as(begin, processes, code=NAN)
-    assert statuses(runs, 120) == [78] * processes
-    assert "the loss of step 22 is nan" in runs[0].complaints
-    assert names(tmp_path / "checkpoints") == ["20"]
-    check(finish(begin(8)), start=20)
-
-
-@pytest.fixture
-def quiet(monkeypatch) -> None:
-    """Leaves pytest its signals where a run ends in this process."""
-    monkeypatch.setattr(lifecycle, "hear_no_more", lambda: None)
+def test_a_number_that_is_none_is_not_saved(begin, processes):
+    run = begin(processes=processes, code=NAN)
+    assert run.end(120) == [78] * processes
+    assert "the loss of step 22 is nan" in run.complaints[0]
+    assert run.names() == ["20"]
+    begin().repeats(start=20)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path, capsys, quiet, wrong):
-    with lifecycle.Checkpoints(tmp_path, {}, 60) as checkpoints:
+    with checkpoints_in(tmp_path) as checkpoints:
         with pytest.raises(SystemExit, match="78"):
             checkpoints.save(7, {"w": np.float32([1, wrong]), "n": np.int32(3)})
     assert "the state after step 7 is not finite" in capsys.readouterr().err
-    assert names(tmp_path) == []
+    assert not contents(tmp_path)
 
 
 # ------------------------------------------------------------------------- checkpoints
 
 W = np.random.default_rng(0).normal(size=(64, 64))  # in a file beside Orbax's index
 STATE = {"w": W.astype(np.float32), "n": np.int32(5)}
-KINDS = "float32 bfloat16 float8_e4m3fn int8 uint16 int32 bool".split()
+KINDS = "float32 bfloat16 float8_e4m3fn int8 uint16 int32 bool key".split()
 SETTINGS = {"rate": 0.003}
 
 
@@ -120,20 +87,15 @@ def saved(tmp_path) -> Path:
     return tmp_path / "run"
 
 
-def restored(folder: Path) -> tuple[int, dict]:
+def restored(folder: Path, settings: dict = SETTINGS) -> int:
+    """The step of the checkpoint that is taken, which has to hold its state."""
     here = SingleDeviceSharding(jax.devices()[0])
     like = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, STATE))
     like = jax.tree.map(lambda leaf: leaf.update(sharding=here), like)
-    with checkpoints_in(folder) as checkpoints:
-        return checkpoints.restore(like)
-
-
-def same(state: dict, done: int) -> bool:
-    return jax.tree.all(jax.tree.map(np.array_equal, state, state_of(done)))
-
-
-def files_of(checkpoint: Path) -> list[Path]:
-    return sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    with checkpoints_in(folder, settings) as checkpoints:
+        done, state = checkpoints.restore(like)
+    jax.tree.map(np.testing.assert_array_equal, state, state_of(done))
+    return done
 
 
 def flip(path: Path, rng: random.Random) -> None:
@@ -146,78 +108,62 @@ def flip(path: Path, rng: random.Random) -> None:
 def test_any_changed_byte_is_found_or_changes_nothing(saved, capsys):
     """In each file of the newest checkpoint; the one before it is taken."""
     told = ""
-    files = files_of(saved / "40")
-    numbers = max(files, key=lambda path: path.stat().st_size)
+    files = contents(saved / "40")
+    numbers = max(files, key=lambda path: len(files[path]))
     for number, path in enumerate([*files, *[numbers] * 8]):
-        copy = saved.parent / str(number)
-        shutil.copytree(saved, copy)
+        copy = shutil.copytree(saved, saved.parent / str(number))
         flip(copy / path.relative_to(saved), random.Random(number))
-        done, state = restored(copy)
-        assert same(state, done), path
+        done = restored(copy)
         said = capsys.readouterr().out
-        assert ("CHECKPOINT 40 IS DAMAGED" in said) == (done == 20)
+        assert ("CHECKPOINT 40 IS DAMAGED" in said) == (done == 20), path
         told += said
     assert told.count("IS DAMAGED") >= 3
     assert told.count("its checksum is another") >= 1  # restored without a word
 
 
 def cut(checkpoint: Path) -> None:
-    largest = max(files_of(checkpoint), key=lambda path: path.stat().st_size)
-    os.truncate(largest, largest.stat().st_size // 2)
-
-
-def empty(checkpoint: Path) -> None:
-    shutil.rmtree(checkpoint)
-    checkpoint.mkdir()
-
-
-def remove(part: str, checkpoint: Path) -> None:
-    path = checkpoint / part
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    files = contents(checkpoint)
+    largest = max(files, key=lambda path: len(files[path]))
+    os.truncate(largest, len(files[largest]) // 2)
 
 
 def empty_all(checkpoint: Path) -> None:
-    for path in files_of(checkpoint):
+    for path in contents(checkpoint):
         os.truncate(path, 0)
 
 
 def other_number(checkpoint: Path) -> None:
     """Another number in the settings, of the same length."""
-    [path] = (checkpoint / "settings").glob("metadata")
+    path = checkpoint / "settings/metadata"
     path.write_text(path.read_text().replace("0.003", "0.004"))
 
 
-BROKEN = [
-    cut,
-    empty,
-    empty_all,
-    other_number,
-    partial(remove, "settings"),
-    partial(remove, "state"),
-    partial(remove, "state/manifest.ocdbt"),
-]
+BROKEN = {
+    "half a file": cut,
+    "empty files": empty_all,
+    "an empty folder": lambda checkpoint: (
+        shutil.rmtree(checkpoint),
+        checkpoint.mkdir(),
+    ),
+    "another number": other_number,
+    "no settings": lambda checkpoint: shutil.rmtree(checkpoint / "settings"),
+    "no state": lambda checkpoint: shutil.rmtree(checkpoint / "state"),
+    "no index": lambda checkpoint: (checkpoint / "state/manifest.ocdbt").unlink(),
+}
 
 
-def in_words(damage: Callable) -> str:
-    if isinstance(damage, partial):
-        return f"{damage.func.__name__} {damage.args[0]}"
-    return damage.__name__
-
-
-@pytest.mark.parametrize("damage", BROKEN, ids=in_words)
+@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
 def test_what_is_torn_is_named_and_the_one_before_is_taken(saved, capsys, damage):
     damage(saved / "40")
-    done, state = restored(saved)
-    assert (done, same(state, 20)) == (20, True)
-    assert (
-        "CHECKPOINT 40 IS DAMAGED, and now named 40.damaged-" in capsys.readouterr().out
-    )
+    assert restored(saved) == 20
+    words = "CHECKPOINT 40 IS DAMAGED, and now named 40.damaged-"
+    assert words in capsys.readouterr().out
     with checkpoints_in(saved) as checkpoints:
         checkpoints.save(40, state_of(40))  # the place is free
-    assert restored(saved)[0] == 40
+    assert restored(saved) == 40
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "key"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_byte_of_any_kind_has_its_share_in_the_sum(kind):
     zeros = jax.numpy.zeros((4, 6), kind if kind != "key" else "uint32")
     ones = zeros.at[3, 2].set(zeros.dtype.type(1))
@@ -230,20 +176,20 @@ def test_a_byte_of_any_kind_has_its_share_in_the_sum(kind):
 def test_without_a_whole_one_nothing_is_touched(saved, capsys, quiet):
     for done in ("20", "40"):
         cut(saved / done)
-    before = [(path, path.read_bytes()) for path in files_of(saved)]
+    before = contents(saved)
     with pytest.raises(SystemExit, match="78"):
         restored(saved)
     said = capsys.readouterr().err
     assert "no checkpoint in" in said and f"mv '{saved}' '{saved}.damaged'" in said
-    assert [(path, path.read_bytes()) for path in files_of(saved)] == before
+    assert contents(saved) == before
 
 
 def test_a_setting_more_or_less_is_another_run(saved, capsys, quiet):
-    with checkpoints_in(saved, SETTINGS | {"width": 128}) as checkpoints:
-        with pytest.raises(SystemExit, match="78"):
-            checkpoints.restore(STATE)
+    before = contents(saved)
+    with pytest.raises(SystemExit, match="78"):
+        restored(saved, SETTINGS | {"width": 128})
     assert "begun with --width None, not with 128: ask" in capsys.readouterr().err
-    assert names(saved) == ["20", "40"]
+    assert contents(saved) == before
 
 
 HOSTILE = [b"", b"\xff\xfe", b"-1 -1", 20 * b"7 ", b"9" * 5000, "²".encode()]
@@ -267,14 +213,11 @@ def test_a_count_that_is_none_is_counted_anew(tmp_path, monkeypatch, content):
 
 @pytest.mark.slow
 def test_two_processes_fall_back_together(begin, tmp_path):
-    begun = begin_two(begin)
-    assert statuses(begun, 120) == [0, 0]
-    for run in tmp_path.glob("checkpoints/48"):
-        cut(run)
-    again = begin_two(begin)
-    assert statuses(again, 120) == [0, 0]
-    assert "CHECKPOINT 48 IS DAMAGED" in again[0].said
-    check(again[0].said[again[0].said.index("step    40  restored") :], start=40)
+    begin(processes=2).finish()
+    cut(tmp_path / "checkpoints/48")
+    again = begin(processes=2)
+    again.repeats(start=40)
+    assert "CHECKPOINT 48 IS DAMAGED" in again.said[0]
 
 
 # ----------------------------------------------------------------------------- the disk
@@ -292,21 +235,10 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def fill(folder: Path, leave: int) -> Path:
-    """A file that takes all bytes of a disk but so many."""
-    path = folder / "ballast"
-    with open(path, "wb") as file:
-        file.write(bytes(shutil.disk_usage(folder).free - leave))
-    return path
-
-
 BLIND = """
-import lifecycle, shutil
-usage = shutil.disk_usage
-class Blind:
-    def __getattr__(self, name): return getattr(shutil, name)
-    def disk_usage(self, path): return usage("/")
-lifecycle.shutil = Blind()
+import lifecycle, shutil, types
+usage = shutil.disk_usage("/")
+lifecycle.shutil = types.SimpleNamespace(disk_usage=lambda path: usage)
 """
 
 
@@ -316,234 +248,162 @@ lifecycle.shutil = Blind()
 def test_a_full_disk_ends_all_within_a_minute(begin, tmp_path, processes, sees):
     """Also where the check of the room there is sees nothing: another may fill it."""
     with small_disk(tmp_path / "disk", "20m") as disk:
-        options = ["--folder", str(disk / "run"), "--save-limit", "20"]
-        runs = begin_as(begin, processes, *options, code=SLOWLY + BLIND * (not sees))
-        read_until(runs[0], "step    20  test loss")
-        while not (disk / "run/20").exists():
-            time.sleep(0.05)
-        ballast = fill(disk, leave=40_000)
-        ended = statuses(runs, 60)
+        code = SLOWLY if sees else SLOWLY + BLIND
+        options = {"folder": "disk/run", "processes": processes, "code": code}
+        run = begin("--save-limit", 20, **options)
+        run.wait_for(20)
+        ballast = disk / "ballast"
+        ballast.write_bytes(bytes(shutil.disk_usage(disk).free - 40_000))
+        ended = run.end(60)
         if sees:
             assert ended == [78] * processes
         else:
             assert not {0, 75, 76} & {*ended}
-        told = "".join(run.complaints for run in runs)
-        assert str(disk / "run") in told
-        assert names(disk / "run")[0] == "20"
+        assert str(disk / "run") in "".join(run.complaints)
+        assert run.names()[0] == "20"
         ballast.unlink()
-        check(finish(begin(8, "--folder", str(disk / "run"))), start=20)
+        begin(folder="disk/run").repeats(start=20)
 
 
 # ------------------------------------------------------------------------------- limits
 
-# What happens in process 0 alone, after 24 steps or in the save of step 40.
-HANG_IN_STEP = """
-import lifecycle, os, time
+# After 24 steps, the next one never ends.
+HANGS_IN_STEP = """
+import lifecycle, time
 asked, count = lifecycle.limit, iter(range(10**6))
 
 def limit(what, seconds):
     asked(what, seconds)
-    if what == "the next step" and next(count) == 25 and os.environ.get("HANG"):
+    if what == "the next step" and next(count) == 25:
         time.sleep(600)
 
 lifecycle.limit = limit
 """
-HANG_IN_SAVE = """
-import asyncio, orbax.checkpoint as ocp
-path = ocp.path.atomicity.AtomicRenameTemporaryPath
-finalize = path.finalize
-
-async def slow(self):
-    if self.get_final().name == "40":
-        await asyncio.sleep(600)
-    await finalize(self)
-
-path.finalize = slow
-"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@one_and_two
 @pytest.mark.parametrize(
     ("code", "limits", "words"),
     [
-        (HANG_IN_STEP, ["--step-limit", "20"], "the next step has not ended in time"),
-        (HANG_IN_SAVE, ["--save-limit", "10"], "the save of step 40 into /"),
+        (HANGS_IN_STEP, ["--step-limit", 20], "the next step has not ended in time"),
+        (HANGS_IN_SAVE, ["--save-limit", 10], "the save of step 40 into /"),
     ],
 )
-def test_what_hangs_is_ended(
-    begin, monkeypatch, tmp_path, processes, code, limits, words
-):
-    monkeypatch.setitem(ENVIRONMENT, "HANG", "yes")
-    runs = begin_as(begin, processes, *limits, code=code)
-    assert not {0, 75, 76, None} & {*statuses(runs, 90)}
-    told = "".join(run.complaints for run in runs)
+def test_what_hangs_is_ended(begin, processes, code, limits, words):
+    run = begin(*limits, processes=processes, code=code)
+    assert not {0, 75, 76, None} & {*run.end(90)}
+    told = "".join(run.complaints)
     assert words in told and "most recent call first" in told
-    whole = [name for name in names(tmp_path / "checkpoints") if name.isdigit()]
-    assert whole == ["20"]
-    check(finish(begin(8)), start=20)
+    assert [name for name in run.names() if name.isdigit()] == ["20"]
+    begin().repeats(start=20)
 
 
 # -------------------------------------------------------------------------------- stops
 
-STOPPED = "stopped: the same command goes on after step "
+
+MEET = "--coordinator 127.0.0.1:29377 --process 0 --processes"
 
 
-def test_a_stop_before_anything_is_saved_says_so(begin, tmp_path):
-    run = begin(8)
-    time.sleep(0.5)  # Python has begun, and imports JAX
-    run.terminate()
-    assert end(run) == ("stopped: nothing new is saved\n", "")
-    assert run.returncode == 76
-    assert not (tmp_path / "checkpoints").exists()
-
-
-@alone_and_paired
-def test_a_second_signal_loses_nothing(begin, tmp_path, processes):
-    runs = begin_as(begin, processes, code=SLOWLY)
-    read_until(runs[0], "step     8")
-    for _ in range(20):
-        runs[-1].terminate()
-        time.sleep(0.05)
-    assert statuses(runs, 60) == [75] * processes
-    [saved] = names(tmp_path / "checkpoints")
-    assert f"{STOPPED}{saved}\n" in runs[0].said
-    check(finish(begin(8)), start=int(saved))
+@pytest.mark.parametrize(
+    "meet", ["", pytest.param(f"{MEET} 2", marks=pytest.mark.slow)]
+)
+def test_a_stop_before_anything_is_saved_says_so(begin, meet):
+    """While it imports JAX, or waits for another process."""
+    run = begin(*meet.split())
+    if meet:
+        run.read_until("process 0 of 2 waits")
+    time.sleep(0.5)  # Python has begun
+    run.send()
+    assert run.end(60) == [76]
+    assert (run.said, run.complaints) == (["stopped: nothing new is saved\n"], [""])
+    assert not run.folder.exists()
 
 
 @pytest.mark.slow
-def test_one_process_of_a_launcher_stops_too(begin, tmp_path):
+def test_two_processes_are_stopped_again_and_again(begin):
+    """By Ctrl-C, before a first step, and after a save, in which Orbax would ask; and
+    as long as they train, they listen at the coordinator's address only."""
+    how = {"processes": 2, "code": SLOWLY}
+    saved = begin(**how).stop("step     8", signal.SIGINT, everyone=True)
+    saved = begin(**how).stop(f"step {saved:5}  restored", *[signal.SIGTERM] * 20)
+    run = begin(**how)
+    run.read_until(f"step {saved:5}  restored")
+    listening = [
+        line.laddr.ip.removeprefix("::ffff:")
+        for process in run.processes
+        for line in psutil.Process(process.pid).net_connections("inet")
+        if line.status == psutil.CONN_LISTEN
+    ]
+    assert listening and {*listening} == {"127.0.0.1"}
+    saved = run.stop("step    40  test loss")
+    begin().repeats(start=saved)
+
+
+@pytest.mark.slow
+def test_one_process_of_a_launcher_stops_too(begin):
     """JAX takes its signals, as it does in several."""
-    meet = "--coordinator 127.0.0.1:29377 --processes 1 --process 0"
-    run = begin(8, *meet.split(), code=SLOWLY)
-    read_until(run, "step     8")
-    run.terminate()
-    assert statuses([run], 60) == [75]
-    [saved] = names(tmp_path / "checkpoints")
-    check(finish(begin(8)), start=int(saved))
-
-
-@pytest.mark.slow
-def test_a_stop_while_processes_meet_is_heeded(begin):
-    meet = "--coordinator 127.0.0.1:29378 --processes 2 --process 0"
-    run = begin(8, *meet.split())
-    read_until(run, "process 0 of 2 waits")
-    time.sleep(1)
-    run.terminate()
-    assert statuses([run], 10) == [76]
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_in_two_processes_too(begin, tmp_path):
-    runs = begin_two(begin, code=SLOWLY)
-    read_until(runs[0], "step     8")
-    for run in runs:
-        run.send_signal(signal.SIGINT)
-    assert statuses(runs, 60) == [75, 75]
-    [saved] = names(tmp_path / "checkpoints")
-    check(finish(begin(8)), start=int(saved))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["step    20  restored", "step    40  test loss"])
-def test_a_signal_of_two_that_go_on(begin, tmp_path, moment):
-    """Before their first step, and after their first save, in which Orbax would ask."""
-    first = begin(8, code=SLOWLY)
-    read_until(first, "step    20  test loss")
-    first.terminate()
-    end(first)
-    runs = begin_two(begin, code=SLOWLY)
-    read_until(runs[0], moment)
-    runs[1].terminate()
-    assert statuses(runs, 60) == [75, 75]
-    saved = int(names(tmp_path / "checkpoints")[-1])
-    check(finish(begin(8)), start=saved)
+    saved = begin(*f"{MEET} 1".split(), code=SLOWLY).stop("step     8")
+    begin().repeats(start=saved)
 
 
 @pytest.mark.slow
 @linux_root
 def test_as_the_first_process_of_a_container(tmp_path):
     """Where the kernel drops a signal without a handler."""
-    script = ["python", str(LAUNCH / "train.py"), "--emulate", "8", "--steps", "100000"]
+    script = ["python", LAUNCH / "train.py", "--emulate", "8", "--steps", "100000"]
     inside = ["unshare", "--pid", "--fork", "--kill-child", *script]
-    outer = subprocess.Popen(
-        inside, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    outer = psutil.Popen(inside, cwd=tmp_path, env=ENVIRONMENT, stdout=pipe, text=True)
     try:
         read_until(outer, "step   160")
-        [first] = psutil.Process(outer.pid).children()
+        [first] = outer.children()
         first.terminate()
         assert outer.wait(60) == 75
-        assert f"\n{STOPPED}" in outer.stdout.read()
+        assert "\nstopped: the same command goes on after step " in outer.stdout.read()
     finally:
         outer.kill()
         outer.communicate()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_thirty_moments_of_a_save(begin, tmp_path, processes):
+@one_and_two
+def test_thirty_moments_of_a_save(begin, processes):
     """From before the save of step 20 until after it, SIGTERM and SIGKILL in turn."""
     for moment in range(30):
         folder = f"run{moment}"
-        runs = begin_as(begin, processes, "--folder", folder, code=SLOWLY)
-        read_until(runs[0], "step    16")
+        run = begin(folder=folder, processes=processes, code=SLOWLY)
+        run.read_until("step    16")
         time.sleep(0.6 + moment * 0.025)
-        number = [signal.SIGTERM, signal.SIGKILL][moment % 2]
-        runs[-1].send_signal(number)
-        ended = statuses(runs, 60)
-        kept = [n for n in names(tmp_path / folder) if n.isdigit()]
-        if number == signal.SIGTERM:
-            assert ended == [75] * processes, moment
-            assert f"{STOPPED}{kept[-1]}\n" in runs[0].said
-        else:
-            assert not {0, 75, 76} & {*ended}, moment
+        if moment % 2:
+            run.send(signal.SIGKILL)
+            assert not {0, 75, 76} & {*run.end(60)}, moment
+            kept = [name for name in run.names() if name.isdigit()]
             assert kept in ([], ["20"]), moment
-        start = max(map(int, kept), default=0)
-        check(finish(begin(8, "--folder", folder)), start=start)
+            start = 20 * len(kept)
+        else:
+            run.send()
+            start = run.stopped()
+        begin(folder=folder).repeats(start)
 
 
 # --------------------------------------------------------------------- starts and jobs
 
-
-def test_a_second_job_is_refused_and_a_dead_one_is_no_hindrance(begin, tmp_path):
-    first = begin(8, code=SLOWLY)
-    read_until(first, "step    20  test loss")
-    while not (tmp_path / "checkpoints/20").exists():
-        time.sleep(0.05)
-    first.send_signal(signal.SIGSTOP)
-    second = begin(8, "--rate", "0.01")
-    said, complaints = end(second)
-    assert (second.returncode, said) == (78, "")
-    assert complaints.startswith("another job trains in /")
-    first.kill()
-    end(first)
-    check(finish(begin(8)), start=20)
-
-
-CRASH = """
-import lifecycle
-
-def save(*_):
-    raise RuntimeError("a damaged row")
-
-lifecycle.Checkpoints.save = save
-"""
+CRASH = "import lifecycle; del lifecycle.Checkpoints.save"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@one_and_two
 def test_starts_that_save_nothing_new_are_counted(begin, processes):
     for _ in range(3):
-        assert 78 not in statuses(begin_as(begin, processes, code=CRASH), 90)
-    runs = begin_as(begin, processes)
-    assert statuses(runs, 90) == [78] * processes
-    assert (
-        "the last 3 starts have saved nothing after step 0 in /" in runs[0].complaints
-    )
-    check(finish(begin(8, "--tries", "4")))
+        assert 78 not in begin(processes=processes, code=CRASH).end(90)
+    run = begin(processes=processes)
+    assert run.end(90) == [78] * processes
+    words = "the last 3 starts have saved nothing after step 0 in /"
+    assert words in run.complaints[0]
+    begin("--tries", 4).repeats()
     for _ in range(4):  # done, it may be started as often as one likes
-        assert "step    48  restored" in finish(begin(8))
+        assert "step    48  restored" in begin().finish()
 
 
 @pytest.mark.parametrize(
@@ -570,73 +430,43 @@ def test_senseless_options_are_refused_before_jax_starts(tmp_path, option, compl
     assert done.stderr.splitlines()[-1].endswith(complaint)
 
 
-@pytest.mark.slow
-def test_it_listens_at_the_coordinators_address_only(begin):
-    runs = begin_two(begin, code=SLOWLY)
-    read_until(runs[0], "step     8")
-    listening = [
-        line.laddr.ip.removeprefix("::ffff:")
-        for run in runs
-        for line in psutil.Process(run.pid).net_connections("inet")
-        if line.status == psutil.CONN_LISTEN
-    ]
-    assert listening and {*listening} == {"127.0.0.1"}
-
-
 # --------------------------------------------------------------------------------- soak
 
 
-def as_a_launcher(runs: list) -> list[int]:
-    """Wait for one to end, and 20 seconds later end the others: how all ended."""
-    deadline = time.monotonic() + 60
-    while all(run.poll() is None for run in runs):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    deadline = time.monotonic() + 20
-    while any(run.poll() is None for run in runs) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for run in runs:
-        run.kill()
-    return statuses(runs, 10)
-
-
 @pytest.mark.slow
-def test_forty_faults_in_a_row(begin, tmp_path):
+def test_forty_faults_in_a_row(begin):
     """Killed, stopped, torn, on other devices: at the end it is the same loss."""
     rng = random.Random(25)
-    folder = tmp_path / "checkpoints"
-    steps, happened = ["--steps", "480", "--save-every", "7", "--tries", "40"], []
-    whole = finish(begin(8, *steps, "--folder", "whole"))
+    steps, happened = ["--steps", 480, "--save-every", 7, "--tries", 40], []
+    whole = begin(*steps, folder="whole").finish()
     for _ in range(40):
         processes = rng.choice([1, 1, 2])
-        runs = begin_as(begin, processes, *steps, code=SLOWLY)
+        run = begin(*steps, processes=processes, code=SLOWLY)
         time.sleep(rng.uniform(4, 9))
         fault = rng.choice(["kill", "term", "tear", "flip", "second", "twice"])
-        victim = rng.choice(runs)
+        victim = rng.choice(run.processes)
         if fault == "second":
-            read_until(runs[0], "step")
-            second = begin(8, *steps)
-            assert statuses([second], 60) == [78]
-        if fault in ("term", "twice"):
+            run.read_until("step")
+            assert begin(*steps).end(60) == [78]
+        number = signal.SIGTERM if fault in ("term", "twice") else signal.SIGKILL
+        victim.send_signal(number)
+        if fault == "twice":
+            time.sleep(rng.uniform(0, 0.5))
             victim.terminate()
-            if fault == "twice":
-                time.sleep(rng.uniform(0, 0.5))
-                victim.terminate()
-        else:
-            victim.kill()
-        ended = as_a_launcher(runs)
+        try:
+            ended = run.end(40)
+        except subprocess.TimeoutExpired:  # as where one waits for another to start
+            run.kill()  # as a launcher does
+            ended = run.end(10)
         assert 0 not in ended
-        kept = sorted(
-            int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()
-        )
-        if fault in ("tear", "flip") and len(kept) > 1:
-            newest = folder / str(kept[-1])
-            if fault == "tear":
-                cut(newest)
-            else:
-                flip(rng.choice(files_of(newest)), rng)
+        kept = [name for name in run.names() if name.isdigit()]
+        newest = run.folder / kept[-1] if len(kept) > 1 else None
+        if newest and fault == "tear":
+            cut(newest)
+        if newest and fault == "flip":
+            flip(rng.choice([*contents(newest)]), rng)
         happened.append((fault, processes, kept[-1:], ended))
-    last = finish(begin(8, *steps))
+    last = begin(*steps).finish()
     line = r"step +480  test loss (\S+), (\d+) of 261 right\n$"
     found, expected = (float(re.search(line, said)[1]) for said in (last, whole))
     assert abs(found / expected - 1) < 1e-4, happened

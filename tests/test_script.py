@@ -6,197 +6,132 @@ What goes wrong beside is in test_faults.py.
 import re
 import signal
 import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import lifecycle
-import numpy as np
 import pytest
 from pair import ROOT
-from runs import (
-    ENVIRONMENT,
-    LAUNCH,
-    SLOWLY,
-    TOLERANCE,
-    begin_two,
-    check,
-    end,
-    finish,
-    names,
-    read_until,
-    reference,
-    train,
-)
-
-# The second save waits for a line when half of its arrays are written.
-SAVED_HALF_OF_40 = """
-import jax, lifecycle, logging
-from orbax.checkpoint import type_handlers
-
-class Half(type_handlers.ArrayHandler):
-    async def serialize(self, values, infos, args=None):
-        half = len(values) // 2
-        for write in await super().serialize(values[:half], infos[:half], args[:half]):
-            write.result()
-        print("waiting", flush=True)
-        sys.stdin.readline()
-
-begin_to_save = lifecycle.Checkpoints.save
-
-def save(checkpoints, done, state):
-    if done == 40:
-        checkpoints.manager.wait_until_finished()
-        logging.getLogger("absl").setLevel("ERROR")  # it warns of the next line
-        type_handlers.register_type_handler(jax.Array, Half(), override=True)
-    begin_to_save(checkpoints, done, state)
-
-lifecycle.Checkpoints.save = save
-"""
+from runs import HANGS_IN_SAVE, LAUNCH, SLOWLY, contents, train
 
 
-@pytest.mark.parametrize("devices", [1, 2, 8])
-def test_any_number_of_devices_gives_the_same_numbers(begin, devices):
-    said = finish(begin(devices))
-    assert said.startswith(f"{devices} cpu devices, {64 // devices} rows of a batch")
-    check(said)
+@pytest.mark.parametrize(("processes", "devices"), [(1, 1), (1, 2), (1, 8), (2, 8)])
+def test_any_number_of_devices_gives_the_same_numbers(begin, processes, devices):
+    run = begin(processes=processes, devices=devices)
+    run.repeats()
+    said, *quiet = run.said
+    assert f"{devices} cpu devices, {64 // devices} rows of a batch on each\n" in said
+    assert not re.search("step|devices", "".join(quiet))
 
 
-@pytest.mark.parametrize(
-    ("number", "before", "after"), [(signal.SIGINT, 8, 2), (signal.SIGTERM, 1, 8)]
-)
-def test_a_stop_saves_and_a_restart_goes_on(begin, tmp_path, number, before, after):
-    run = begin(before, code=SLOWLY)
-    read_until(run, "step     8")
-    run.send_signal(number)
-    said, complaints = end(run)
-    assert (run.returncode, complaints) == (75, "")
-    [saved] = names(tmp_path / "checkpoints")
-    assert said.endswith(f"stopped: the same command goes on after step {saved}\n")
-    check(finish(begin(after)), start=int(saved))
+def test_a_stop_saves_and_a_restart_goes_on(begin):
+    """On eight devices, then on one, which is told often, and on two to the end."""
+    saved = begin(code=SLOWLY).stop("step     8", signal.SIGINT)
+    again = begin(devices=1, code=SLOWLY)
+    due = saved // 8 * 8 + 8  # the first loss that it prints
+    saved = again.stop(f"step {due:5}  loss", *[signal.SIGTERM] * 20)
+    assert again.complaints == [""]
+    begin(devices=2).repeats(start=saved)
 
 
-def test_a_kill_during_a_save_leaves_the_save_before(begin, tmp_path):
-    run = begin(8, code=SAVED_HALF_OF_40)
-    read_until(run, "waiting")
-    run.kill()
-    end(run)
-    whole, half = names(tmp_path / "checkpoints")
+def test_one_of_two_is_stopped_and_grain_goes_on(begin):
+    run = begin("--data", "grain", processes=2, code=SLOWLY)
+    saved = run.stop("step    20  test loss")
+    assert saved > 20
+    begin("--data", "grain", processes=2).repeats(saved, data="grain")
+
+
+def test_one_of_two_is_killed(begin):
+    run = begin(processes=2, code=SLOWLY)
+    run.wait_for(20)
+    run.send(signal.SIGKILL)
+    assert 0 not in run.end() and run.names()[-1] == "20"
+    begin(devices=2).repeats(start=20)
+
+
+def test_a_kill_during_a_save_leaves_the_save_before(begin):
+    """Until then no other job trains in the folder."""
+    run = begin("--save-limit", "300", code=HANGS_IN_SAVE)
+    run.read_until("waiting")
+    second = begin("--rate", "0.01")
+    assert (second.end(), second.said) == ([78], [""])
+    assert second.complaints[0].startswith("another job trains in /")
+    run.send(signal.SIGKILL)
+    assert run.end() == [-signal.SIGKILL]
+    whole, half = run.names()
     assert whole == "20" and half.startswith("40.orbax-checkpoint-tmp")
-    check(finish(begin(1)), start=20)
-    assert names(tmp_path / "checkpoints") == ["20", "40", "48"]
+    begin(devices=1).repeats(start=20)
+    assert run.names() == ["20", "40", "48"]
 
 
-@pytest.mark.parametrize("data", ["numpy", "grain"])
-def test_two_processes_give_the_same_numbers(begin, data):
-    run, other = begin_two(begin, "--data", data)
-    said, _ = end(run)
-    quiet, _ = end(other)
-    assert (run.returncode, other.returncode) == (0, 0)
-    assert "8 cpu devices, 8 rows of a batch on each\n" in said
-    assert "step" not in quiet and "devices" not in quiet
-    if data == "numpy":
-        check(said)
-        return
-    alone, _ = end(begin(8, "--data", data, "--folder", "alone"))  # Grain may warn
-    lines = r"^step +(\d+) .*?loss ([\d.]+)"
-    found = np.float64(re.findall(lines, said, re.M))
-    expected = np.float64(re.findall(lines, alone, re.M))
-    np.testing.assert_allclose(found, expected, **TOLERANCE)
-    assert abs(expected[0, 1] - reference()[0][7]) > 1e-3  # an order of its own
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_one_of_two_is_stopped_or_killed(begin, tmp_path, number):
-    run, other = begin_two(begin, code=SLOWLY)
-    read_until(run, "step    20")
-    while not (tmp_path / "checkpoints" / "20").exists():  # it gets its name when whole
-        time.sleep(0.1)
-    other.send_signal(number)
-    said, _ = end(run)
-    end(other)
-    newest = names(tmp_path / "checkpoints")[-1]
-    if number == signal.SIGTERM:
-        assert (run.returncode, other.returncode) == (75, 75)
-        assert said.endswith(f"goes on after step {newest}\n") and newest != "20"
-    else:
-        assert run.returncode not in (0, None) and newest == "20"
-    check(finish(begin(2)), start=int(newest))
-
-
-ALONE = [
-    ("--emulate 3", "--batch 64 will not do: it has to be a multiple of the 3 devices"),
-    ("--distributed", "cannot join the other processes: coordinator_address"),
-    ("--processes 2 --process 0", "cannot join the other processes: "),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS is 2: without --distributed (or, "),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE is 2: without --distributed (or, "),
-    ("WORLD_SIZE", "WORLD_SIZE is 2: without --distributed (or, under torchrun, --c"),
-]
-
-
-@pytest.mark.parametrize(("given", "complaint"), ALONE)
-def test_a_process_is_refused(begin, tmp_path, monkeypatch, given, complaint):
-    if given.startswith("--"):
-        run = begin(8, *given.split())
-    else:  # what a launcher says to each of two processes
-        monkeypatch.setitem(ENVIRONMENT, given, "2")
-        run = begin(8)
-    said, complaints = end(run)
-    assert (run.returncode, said) == (78, "")
-    assert complaints.startswith(complaint)
-    files = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert files in ([], ["starts"])
+SETTINGS = "steps, batch, rate, seed, data, save_every, log_every"
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("processes", "options", "complaint"),
     [
-        ([["--rate", "0.01"], []], "all processes need the same steps, batch, rate"),
-        ([["--save-every", "70"], []], "all processes need the same steps, batch"),
-        ([["--folder", "own"], []], "--folder has to be on a disk that all"),
-        ([["--emulate", "2"], []], "processes need equal numbers of devices, and have"),
+        (
+            1,
+            "--emulate 3",
+            "--batch 64 will not do: it has to be a multiple of the 3 d",
+        ),
+        (1, "--distributed", "cannot join the other processes: coordinator_address"),
+        (1, "--processes 2 --process 0", "cannot join the other processes: "),
+        (2, "--save-every 70", f"all processes need the same {SETTINGS}\n"),
+        (2, "--folder own", "--folder has to be on a disk that all"),
+        (2, "--emulate 2", "processes need equal numbers of devices, and have [2, 4]"),
     ],
 )
-def test_processes_that_differ_are_refused(begin, tmp_path, options, complaint):
-    runs = begin_two(begin, each=options)
-    complaints = [end(run)[1] for run in runs]
-    assert [run.returncode for run in runs] == [78, 78]
-    assert complaint in complaints[0]
-    files = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert files in ([], ["starts"])
+def test_what_cannot_train_is_refused(begin, tmp_path, processes, options, complaint):
+    """Options of one process alone, or of the first of two."""
+    run = begin(processes=processes, first=options.split())
+    assert run.end() == [78] * processes
+    assert complaint in run.complaints[0]
+    if processes == 1:
+        assert run.said == [""] and run.complaints[0].startswith(complaint)
+    assert not contents(tmp_path)
 
 
-def test_other_settings_are_refused_and_nothing_is_lost(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def train_here(tmp_path, monkeypatch, capsys, quiet):
+    """A function that trains for two steps in this process: what it prints."""
     monkeypatch.setattr(lifecycle.fcntl, "flock", lambda *_: None)  # of this process
-    monkeypatch.setattr(
-        lifecycle, "hear_no_more", lambda: None
-    )  # the signals, pytest's
-    folder = tmp_path / "checkpoints"
+    folder = str(tmp_path / "checkpoints")
 
-    def contents() -> dict[Path, bytes]:
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        return {path: path.read_bytes() for path in files if path.name != "starts"}
+    def run(*more: str) -> str:
+        as_begun = ["train.py", "--folder", folder, "--steps", "2"]
+        monkeypatch.setattr(sys, "argv", [*as_begun, *more])
+        train.main(train.read_options())
+        return capsys.readouterr().out
 
-    as_begun = ["train.py", "--folder", str(folder), "--steps", "2"]
-    monkeypatch.setattr(sys, "argv", as_begun)
-    train.main(train.read_options())
-    score = capsys.readouterr().out.splitlines()[-1]
-    saved = contents()
+    return run
 
+
+@pytest.mark.parametrize(
+    "name", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"]
+)
+def test_a_launcher_that_is_not_asked_is_refused(
+    train_here, tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.setenv(name, "2")  # what it says to each of two processes
+    with pytest.raises(SystemExit, match="78"):
+        train_here()
+    said, complaint = capsys.readouterr()
+    assert not said and not [*tmp_path.iterdir()]
+    assert complaint.startswith(f"{name} is 2: without --distributed (or, under torc")
+
+
+def test_other_settings_are_refused_and_nothing_is_lost(train_here, tmp_path, capsys):
+    score = train_here().splitlines()[-1]
+    saved = contents(tmp_path)
     changes = {"steps": 3, "batch": 128, "rate": 0.01, "seed": 1, "data": "grain"}
     assert [*changes] == [*train.SETTINGS]
     for name, new in changes.items():
-        monkeypatch.setattr(sys, "argv", [*as_begun, f"--{name}", str(new)])
         with pytest.raises(SystemExit, match="78"):
-            train.main(train.read_options())
+            train_here(f"--{name}", str(new))
         words = rf"begun with --{name} \S+, not with '?{new}'?: ask for the same again"
         assert re.search(words, capsys.readouterr().err)
-    assert contents() == saved
-
-    monkeypatch.setattr(sys, "argv", as_begun)
-    capsys.readouterr()
-    train.main(train.read_options())
-    assert capsys.readouterr().out.splitlines()[1:] == ["step     2  restored", score]
+    assert contents(tmp_path) == saved
+    assert train_here().splitlines()[1:] == ["step     2  restored", score]
 
 
 @pytest.mark.parametrize("name", ["train.py", "lifecycle.py"])
