@@ -23,6 +23,12 @@ LAUNCH = ROOT / "launch"
 # ------------------------------------------------------------------------ the JobSets
 
 FILE = "launch/jobset.yaml"
+SAID_WHY = {"containerName": "train", "operator": "In", "values": [2, SAVED, STAY_DOWN]}
+TAKEN = {"type": "DisruptionTarget", "status": "True"}
+ENDS = [  # of a job: by its exit code, or where its node is taken away
+    {"action": "FailJob", "onExitCodes": SAID_WHY},
+    {"action": "FailJob", "onPodConditions": [TAKEN]},
+]
 
 
 def documents(root: Path, kind: str = "JobSet") -> list[dict]:
@@ -30,13 +36,12 @@ def documents(root: Path, kind: str = "JobSet") -> list[dict]:
     return [document for document in found if document["kind"] == kind]
 
 
+def job_of(document: dict) -> dict:
+    return document["spec"]["replicatedJobs"][0]["template"]["spec"]
+
+
 def pod_of(document: dict) -> dict:
-    job = document["spec"]["replicatedJobs"][0]["template"]["spec"]
-    return job["template"]["spec"]
-
-
-def container_of(document: dict) -> dict:
-    return pod_of(document)["containers"][0]
+    return job_of(document)["template"]["spec"]
 
 
 def jobsets_fit_their_models(root: Path) -> Iterator[str]:
@@ -46,9 +51,10 @@ def jobsets_fit_their_models(root: Path) -> Iterator[str]:
     strict = {"extra": "forbid", "by_alias": True, "by_name": False}
     quantity = models.IoK8sApimachineryPkgApiResourceQuantity
     for document in documents(root):
-        for amounts in container_of(document)["resources"].values():
+        pod = pod_of(document)
+        for amounts in pod["containers"][0]["resources"].values():
             amounts |= {name: quantity(amount) for name, amount in amounts.items()}
-        for volume in pod_of(document)["volumes"]:
+        for volume in pod["volumes"]:
             if limit := volume.get("emptyDir", {}).get("sizeLimit"):
                 volume["emptyDir"]["sizeLimit"] = quantity(limit)
         try:
@@ -60,21 +66,16 @@ def jobsets_fit_their_models(root: Path) -> Iterator[str]:
 def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
     """What JAX and the restart ask for, and no model knows."""
     for document in documents(root):
-        name, spec = document["metadata"]["name"], document["spec"]
-        container = container_of(document)
+        spec, job, pod = document["spec"], job_of(document), pod_of(document)
+        [container] = pod["containers"]
         [workers] = spec["replicatedJobs"]
-        job = workers["template"]["spec"]
-        pod = job["template"]["spec"]
-        rule, taken = job["podFailurePolicy"]["rules"]
-        [condition] = taken["onPodConditions"]
         restart, down = spec["failurePolicy"]["rules"]
         mounts = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
-        *start, option, folder = container["command"]
+        python, program, *options, option, folder = container["command"]
         gpu = "nvidia.com/gpu" in container["resources"]["limits"]
         # What is, and what it has to be.
         needs = {
             "version": (document["apiVersion"], "jobset.x-k8s.io/v1alpha2"),
-            "kind": (document["kind"], "JobSet"),
             # JAX counts the pods of one job, on GPUs by an account that may read them.
             "jobs": (workers["replicas"], 1),
             "account": (pod.get("serviceAccountName"), "train" if gpu else None),
@@ -83,32 +84,25 @@ def pods_are_processes_of_jax(root: Path) -> Iterator[str]:
             "network of another name": ("network" in spec, False),
             "starts of a pod alone": (job["backoffLimit"], 0),
             "starts of a container alone": (pod["restartPolicy"], "Never"),
-            "end of a job that says why": (rule["action"], "FailJob"),
-            "exit codes": (rule["onExitCodes"]["values"], [2, SAVED, STAY_DOWN]),
-            "its operator": (rule["onExitCodes"]["operator"], "In"),
-            "its container": (rule["onExitCodes"]["containerName"], container["name"]),
-            "causes": (restart["onJobFailureReasons"], down["onJobFailureReasons"]),
-            "cause": (down["onJobFailureReasons"], ["PodFailurePolicy"]),
+            "container": (container["name"], "train"),
+            "end of a job": (job["podFailurePolicy"]["rules"], ENDS),
             "restart": (restart["action"], "RestartJobSetAndIgnoreMaxRestarts"),
+            "its causes": (restart["onJobFailureReasons"], ["PodFailurePolicy"]),
             "its message": (message_matches(restart), [False, True, False, True]),
             "no restart": (down["action"], "FailJobSet"),
+            "no other cause": (down["onJobFailureReasons"], ["PodFailurePolicy"]),
             "user": (pod["securityContext"]["runAsNonRoot"], True),
-            "file system": (
-                container["securityContext"]["readOnlyRootFilesystem"],
-                True,
-            ),
+            "files": (container["securityContext"]["readOnlyRootFilesystem"], True),
             "token": (pod.get("automountServiceAccountToken", True), gpu),
             "image": ("@sha256:" in container["image"], True),
             "volumes": ({*mounts}, {volume["name"] for volume in pod["volumes"]}),
             "folder": ([option, folder], ["--folder", f"{mounts['checkpoints']}/run"]),
-            "end where a node is taken": (taken["action"], "FailJob"),
-            "condition": (condition, {"type": "DisruptionTarget", "status": "True"}),
-            "program": (start[:2], ["python", "train.py"]),
-            "options": (starts(start[2:]), True),
+            "program": ([python, program], ["python", "train.py"]),
+            "options": (starts(options), True),
         }
         for need, (found, due) in needs.items():
             if found != due:
-                yield f"{name}: {need}: {found}, not {due}"
+                yield f"{document['metadata']['name']}: {need}: {found}, not {due}"
 
 
 def message_matches(rule: dict) -> list[bool]:
@@ -123,20 +117,13 @@ def message_matches(rule: dict) -> list[bool]:
 
 def accounts_may_read_what_jax_asks(root: Path) -> Iterator[str]:
     [role], [binding] = documents(root, "Role"), documents(root, "RoleBinding")
-    [account] = documents(root, "ServiceAccount")
-    may = {
-        (resource, *rule["verbs"])
-        for rule in role["rules"]
-        for resource in rule["resources"]
-    }
-    if may != {("pods", "list"), ("jobs", "get")}:
-        yield f"the role may {sorted(may)}"
-    name = account["metadata"]["name"]
-    if [one["name"] for one in binding["subjects"]] != [name]:
-        yield "the role is bound to another account"
-    for document in documents(root):
-        if pod_of(document).get("serviceAccountName", name) != name:
-            yield f"{document['metadata']['name']}: there is no such account"
+    may = [(rule["resources"], rule["verbs"]) for rule in role["rules"]]
+    if may != [(["pods"], ["list"]), (["jobs"], ["get"])]:
+        yield f"the role may {may}"
+    names = [one["metadata"]["name"] for one in documents(root, "ServiceAccount")]
+    names += [one["name"] for one in binding["subjects"]]
+    if names != ["train", "train"]:
+        yield f"the accounts are {names}"
 
 
 def starts(options: list[str]) -> bool:
@@ -156,7 +143,8 @@ FAULTS = {
     ],
     pods_are_processes_of_jax: [
         (r"(?s)(\n---\n.*?)completions: 4", r"\1completions: 2", "tpu: pods at once"),
-        (r"values: \[2, 75", "values: [75", "exit codes: [75, 78], not [2, 75"),
+        ("serviceAccountName: train", "serviceAccountName: it", "account: it"),
+        (r"values: \[2, 75", "values: [75", "'values': [75, 78]"),
         ("exit code 75 ", "exit code 7. ", "its message: [False, True, True, True]"),
         ("runAsNonRoot: true", "runAsNonRoot: false", "user: False"),
         ("automountServiceAccountToken: false", "hostPID: false", "token: True"),
@@ -164,8 +152,7 @@ FAULTS = {
     ],
     accounts_may_read_what_jax_asks: [
         ("jobs\\]", "jobs, secrets]", "secrets"),
-        ("name: train(?=\n---)", "name: other", "another account"),
-        ("serviceAccountName: train", "serviceAccountName: it", "no such account"),
+        ("name: train(?=\n---)", "name: other", "accounts are ['train', 'other']"),
     ],
 }
 
@@ -253,25 +240,26 @@ step    48  test loss 0.982307, 232 of 261 right
 """
 
 
+RESTARTED = "step    20  restored\n" + SAID[SAID.index("step    20") :]
+
+
 @pytest.mark.parametrize(
-    "old, new, same",
+    "said, since, old, new, same",
     [
-        ("2.010195", "2.010197", True),
-        ("2.010195", "2.011195", False),
-        ("232 of", "231 of", False),
-        ("1.260273", "nan", False),
-        (r"\Z", "stopped: it goes on after step 20\n", False),
+        (SAID, 0, "2.010195", "2.010197", True),
+        (SAID, 0, "2.010195", "2.011195", False),
+        (SAID, 0, "232 of", "231 of", False),
+        (SAID, 0, "1.260273", "nan", False),
+        (SAID, 0, r"\Z", "stopped: it goes on after step 20\n", False),
+        (SAID, 20, "", "", False),
+        (RESTARTED, 20, "", "", True),
+        (RESTARTED, 20, "1.374906", "1.4", False),
     ],
 )
-def test_another_number_is_a_difference(old, new, same):
-    assert launchers.repeats(re.sub(old, new, SAID, count=1), SAID) == same
-
-
-def test_a_restart_is_compared_from_its_checkpoint_on():
-    later = "step    20  restored\n" + SAID[SAID.index("step    20") :]
-    assert launchers.repeats(later, SAID, since=20)
-    assert not launchers.repeats(later.replace("1.374906", "1.4"), SAID, since=20)
-    assert not launchers.repeats(SAID, SAID, since=20)
+def test_another_number_is_a_difference(said, since, old, new, same):
+    """Of a restart, from its checkpoint on."""
+    said = re.sub(old, new, said, count=1)
+    assert launchers.repeats(said, SAID, since) == same
 
 
 def test_the_runs_are_those_of_the_script():
