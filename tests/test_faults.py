@@ -353,11 +353,12 @@ def test_as_the_first_process_of_a_container(tmp_path):
     """Where the kernel drops a signal without a handler."""
     script = ["python", LAUNCH / "train.py", "--emulate", "8", "--steps", "100000"]
     inside = ["unshare", "--pid", "--fork", "--kill-child", *script]
-    pipe = subprocess.PIPE
-    outer = psutil.Popen(inside, cwd=tmp_path, env=ENVIRONMENT, stdout=pipe, text=True)
+    outer = subprocess.Popen(
+        inside, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
     try:
         read_until(outer, "step   160")
-        [first] = outer.children()
+        [first] = psutil.Process(outer.pid).children()
         first.terminate()
         assert outer.wait(60) == 75
         assert "\nstopped: the same command goes on after step " in outer.stdout.read()
