@@ -73,6 +73,16 @@ def read_until(process: subprocess.Popen, words: str) -> str:
     raise AssertionError(f"it has ended: {said}{process.stderr.read()}")
 
 
+def statuses(processes: list[subprocess.Popen], within: float) -> list[int]:
+    """How processes end, all of them within so many seconds. What one has `said` and
+    its `complaints` are its attributes."""
+    deadline = time.monotonic() + within
+    for process in processes:
+        pipes = process.communicate(timeout=deadline - time.monotonic())
+        process.said, process.complaints = pipes
+    return [process.returncode for process in processes]
+
+
 def meeting() -> list[str]:
     """Options by which two processes meet here; what follows is the number of one."""
     with socket.socket() as probe:  # a port that nobody uses
@@ -131,16 +141,13 @@ class Run:
     def end(self, within: float = 300) -> list[int]:
         """How all processes end within so many seconds, and leave no other. What each
         has `said` and its `complaints` are lists."""
-        deadline = time.monotonic() + within
-        self.said, self.complaints = [], []
-        for process in self.processes:
-            pipes = process.communicate(timeout=deadline - time.monotonic())
-            self.said.append(pipes[0])
-            self.complaints.append(pipes[1])
+        found = statuses(self.processes, within)
+        self.said = [process.said for process in self.processes]
+        self.complaints = [process.complaints for process in self.processes]
         for process in self.processes:
             with pytest.raises(ProcessLookupError):
                 os.killpg(process.pid, 0)  # asks for its group, and sends nothing
-        return [process.returncode for process in self.processes]
+        return found
 
     def finish(self) -> str:
         """What it prints that ends well."""

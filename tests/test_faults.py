@@ -235,6 +235,13 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+def fill(folder: Path, leave: int) -> Path:
+    """A file that takes all bytes of a disk but so many."""
+    path = folder / "ballast"
+    path.write_bytes(bytes(shutil.disk_usage(folder).free - leave))
+    return path
+
+
 BLIND = """
 import lifecycle, shutil, types
 usage = shutil.disk_usage("/")
@@ -252,8 +259,7 @@ def test_a_full_disk_ends_all_within_a_minute(begin, tmp_path, processes, sees):
         options = {"folder": "disk/run", "processes": processes, "code": code}
         run = begin("--save-limit", 20, **options)
         run.wait_for(20)
-        ballast = disk / "ballast"
-        ballast.write_bytes(bytes(shutil.disk_usage(disk).free - 40_000))
+        ballast = fill(disk, leave=40_000)
         ended = run.end(60)
         if sees:
             assert ended == [78] * processes

@@ -22,8 +22,8 @@ import lifecycle
 import numpy as np
 import optax
 import pytest
-from runs import SLOWLY, TOLERANCE, read_until
-from test_faults import STOPPED, fill, linux_root, small_disk, statuses
+from runs import SLOWLY, TOLERANCE, read_until, statuses
+from test_faults import fill, linux_root, small_disk
 from test_generate import (
     answers,
     begin,
@@ -212,7 +212,8 @@ def test_two_processes_that_are_told_to_stop_save_and_one_device_goes_on(
     said = read_until(two[0], f"step {SAVE:5}  eval loss")
     two[1].send_signal(signal.SIGTERM)
     assert statuses(two, 200) == [75, 75], two[0].complaints + two[1].complaints
-    start = int(re.search(f"^{STOPPED}(.*)$", two[0].said, re.M)[1])
+    told = "^stopped: the same command goes on after step (.*)$"
+    start = int(re.search(told, two[0].said, re.M)[1])
     assert SAVE < start < STEPS
     check(said + two[0].said, expected[0], stop=start)
     assert "step" not in two[1].said

@@ -22,8 +22,7 @@ import lifecycle
 import numpy as np
 import pytest
 from pair import ROOT
-from runs import ENVIRONMENT, meeting, start
-from test_faults import statuses
+from runs import ENVIRONMENT, meeting, start, statuses
 
 LENGTH = 96  # of a slot
 CELL = {"jnp": jnp, "np": np}
