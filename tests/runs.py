@@ -153,7 +153,7 @@ class Run:
         """What it prints that ends well."""
         assert self.end() == [0] * len(self.processes), self.complaints
         if len(self.processes) == 1:
-            assert self.complaints == [""]
+            assert self.complaints == [""], self.complaints
         return self.said[0]
 
     def repeats(self, start: int = 0, data: str = "numpy") -> None:
