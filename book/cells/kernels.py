@@ -27,8 +27,9 @@ class Heard(NamedTuple):
 
 def heard(program, *arrays, **options) -> Heard:
     """Run a program on emulated devices, and listen for races. It is read first, as a
-    wait without end would never come back."""
+    wait without end, or a copy to a device that has not begun, never comes back."""
     levels(program, *arrays)
+    mixed_up(program, *arrays)
     known = [field.name for field in dataclasses.fields(pltpu.InterpretParams)]
     if "on_race" in known:  # JAX 0.12 raises otherwise; older releases print
         options = {"on_race": "warn", **options}
@@ -237,8 +238,10 @@ def levels(program, *arrays) -> list[dict[str, np.ndarray]]:
 def mixed_up(program, *arrays) -> set[str]:
     """The semaphores that do not say which copy has arrived. Device 0 is held back at
     each of its events, while the others go on as far as they can: does anybody find
-    more than it waits for, and send on before it has waited for the rest?"""
+    more than it waits for, and send on before it has waited for the rest? If they meet
+    at a barrier, an AssertionError where a copy goes to it before it has begun."""
     found = read_kernels(program, *arrays)
+    meets = any("barrier" in event.semaphores for event in found)
     receiving = {event.semaphores[1] for event in found if event.kind == "send"}
     hasty = set()  # waits after which something is sent before the next such wait
     for number, event in enumerate(found):
@@ -263,6 +266,9 @@ def mixed_up(program, *arrays) -> set[str]:
                     mixed.add(name)
                 level[name, d] = there - event.count
             else:
+                if meets and event.kind == "send" and at[0] == 0 and d:
+                    early = event.to is not None and event.to[d] == 0
+                    assert not early, "a copy goes to a device that may not have begun"
                 for number, name in enumerate(event.semaphores):
                     here = event.to is None or (event.kind == "send" and number == 0)
                     key = name, d if here else int(event.to[d])
