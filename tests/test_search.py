@@ -165,8 +165,8 @@ def test_an_old_name_finds_what_is_said_of_it(browser, site):
 
 def test_each_heading_of_errors_is_found_by_its_message(browser, site):
     """With other numbers, and a path and the error's type around it."""
-    page = (ROOT / "book/errors.md").read_text()
-    heads = re.findall(r"^### (.*)$", page, re.MULTILINE)
+    pages = [path.read_text() for path in ROOT.glob("book/errors*.md")]
+    heads = re.findall(r"^### (.*)$", "\n".join(pages), re.MULTILINE)
     queries = []
     for head in heads:
         words = head.replace("`", "").replace("…", "f32[7,3]")
