@@ -64,15 +64,15 @@ def where_present(version: str) -> str | None:
 # ------------------------------------------------------------------- read the book
 
 
-def run_pages(session: nox.Session) -> None:
-    """Run the pages that have changed, so that the builder finds their results."""
-    install_lock(session)
+def run_pages(session: nox.Session, *locks: str) -> None:
+    """Run the stale pages by nbmake, so that the builder finds their outputs."""
+    install_lock(session, *locks)
     session.run("python", "tools/pages.py", env=ONCE, **AT_CTRL_C)
 
 
 @nox.session
 def book(session: nox.Session) -> None:
-    """Render the site into _build/html; what has not changed is not run again."""
+    """Run the stale pages, and render the site into _build/html."""
     run_pages(session)
     strict = ["--warningiserror", "--nitpick", "--keep-going"]
     session.run("jupyter-book", "build", ".", *strict, *session.posargs, env=ONCE)
@@ -133,9 +133,9 @@ def lab(session: nox.Session) -> None:
 
 
 def run_chapters(session: nox.Session, *what: str, env: dict = {}) -> None:
-    """Run tests and chapters; with `--record`, keep on which versions they pass.
+    """Run all chapters; with `--record`, keep on which versions they pass.
 
-    Other words after `--` go to pytest, in place of everything.
+    Other words after `--` replace the chapters and go to pytest.
     """
     words = [word for word in session.posargs if word != "--record"]
     keep = "--record" in session.posargs
@@ -149,10 +149,14 @@ def run_chapters(session: nox.Session, *what: str, env: dict = {}) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Check the house rules and the tools, and run every chapter."""
-    install_lock(session, "tests/requirements.lock")
+    """Run the stale pages, and test rules, tools and programs."""
+    if session.posargs:  # they go to pytest, and no page is run
+        install_lock(session, "tests/requirements.lock")
+    else:
+        run_pages(session, "tests/requirements.lock")
     some = ["-m", "not browser and not built and not reader and not slow", "tests"]
-    run_chapters(session, *some, *CHAPTERS, env=ONCE)
+    words = session.posargs or [*TWO_AT_A_TIME, *some]
+    session.run("pytest", *words, env=ONCE, **AT_CTRL_C)
 
 
 @nox.session

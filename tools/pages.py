@@ -1,39 +1,52 @@
-"""Run the pages that have changed, two at a time, and keep what comes out of them.
+"""Run the pages that are stale, by nbmake, and hand their outputs to the builder.
 
-`nox -s book` does this before it renders: MyST-NB finds the results in its cache, and
-what stands there it does not run. jupyter-cache compares the code of a page. Here a
-page is also run again when Python has changed, a file that it names under `reads` at
-its head, or a package that can change a number.
+`nox -s book` and `nox -s tests` both begin with this. Each stale page is copied as a
+notebook into a temporary folder that mirrors the repository, nbmake runs the copies in
+parallel, and the outputs of each page that passes go to the cache in which MyST-NB
+looks, so that the site shows the very cells that were tested.
+
+jupyter-cache compares the code of a page. A page is stale, too, when Python has
+changed, a file that the page names under `reads` at its head, or a package that can
+change a number or a figure.
 """
 
 import hashlib
-import json
-import multiprocessing
 import os
 import platform
 import re
-import signal
 import sys
+import tempfile
+from contextlib import chdir
 from glob import glob
 from pathlib import Path
 
+import nbformat
+import psutil
+import pytest
 import yaml
 from jupyter_cache import get_cache
-from jupyter_cache.executors import load_executor
-from jupyter_cache.executors.basic import REPORT_LEVEL
+from jupyter_cache.base import CacheBundleIn
 from jupyter_cache.readers import get_reader
 from nbformat import NotebookNode
 from pair import ROOT
 
 CACHE = ROOT / "_build/.jupyter_cache"
+DOCTREES = ROOT / "_build/.doctrees"
 LIMIT = yaml.safe_load((ROOT / "_config.yml").read_text())["execute"]["timeout"]
-READER = {"name": "myst_nb_md", "type": "plugin"}
+PINS = re.compile(
+    r"^(?:jax|jaxlib|numpy|flax|optax|orbax-checkpoint|grain|equinox|keras|matplotlib"
+    r"|scikit-learn)==\S+",
+    re.MULTILINE,
+)
 PROFILE = ROOT / "_build/ipython"  # so that no reader's own settings play a part
-PINS = r"^(?:jax|jaxlib|numpy|flax|optax|orbax-checkpoint|grain|equinox|keras)==\S+"
+READ = get_reader({"name": "myst_nb_md", "type": "plugin"})
+# A page with several processes waits for most of its time, so one more page than there
+# are pairs of cores runs at once: three on two cores.
+WORKERS = (os.cpu_count() or 2) * 3 // 2
 
 
 def pages() -> list[Path]:
-    """The pages with code, but the one that each build runs."""
+    """Return the pages with code, except the one that each build runs."""
     found = [*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.md")]
     texts = {path: path.read_text() for path in found}
     return sorted(
@@ -44,73 +57,101 @@ def pages() -> list[Path]:
 
 
 def inputs(page: Path) -> str:
-    """A digest of what a page depends on beside its own code."""
+    """Return a digest of what a page depends on, apart from its own code."""
     head = next(yaml.safe_load_all(page.read_text()))
     patterns = [str(page.parent / pattern) for pattern in head.get("reads", [])]
     files = sorted(file for pattern in patterns for file in glob(pattern))
-    pins = re.findall(PINS, (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    pins = PINS.findall((ROOT / "requirements.lock").read_text())
     parts = [platform.python_version(), *pins, *(Path(f).read_text() for f in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def complaints(notebook: NotebookNode) -> str:
-    """What a page wrote to stderr, which the builder would not take."""
+def mirror(folder: Path, stale: list[Path]) -> dict[str, Path]:
+    """Write stale pages as notebooks, with links to all that a page may read.
+
+    Return each notebook's page, by the notebook's path in the folder.
+    """
+    book = [path for path in (ROOT / "book").iterdir() if path.suffix != ".md"]
+    for path in [ROOT / "lab", ROOT / "launch", *book]:
+        link = folder / path.relative_to(ROOT)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
+    (folder / "notebooks").mkdir()
+    copies = {}
+    for page in stale:
+        copy = page.relative_to(ROOT).with_suffix(".ipynb")
+        nbformat.write(READ(str(page)), folder / copy)
+        copies[str(copy)] = page
+    return copies
+
+
+def stderr(notebook: NotebookNode) -> str:
+    """Return what a page wrote to stderr, which the builder does not accept."""
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     return "".join(out.text for out in outputs if out.get("name") == "stderr")
 
 
-def main() -> str | None:
-    """Run what the cache does not have; name the pages that fail."""
-    cache, read = get_cache(CACHE), get_reader(READER)
-    noted = CACHE / "inputs.json"
-    known = json.loads(noted.read_text()) if noted.exists() else {}
-    wanted = {}
+class HandOver:
+    """A plugin of pytest that keeps the outputs of each page as soon as it passes."""
+
+    def __init__(self, folder: Path, copies: dict[str, Path]) -> None:
+        self.folder, self.copies = folder, copies
+        self.cache = get_cache(CACHE)
+        self.warned: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" or not report.passed:
+            return
+        copy = report.nodeid.partition("::")[0]
+        page = self.copies[copy]
+        executed = nbformat.read(self.folder / copy, nbformat.NO_CONVERT)
+        if text := stderr(executed):
+            self.warned.append(f"{page} wrote to stderr:\n{text}")
+            return
+        notebook = READ(str(page))  # the cache's key is of its source and metadata
+        for cell, ran in zip(notebook.cells, executed.cells, strict=True):
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = ran.outputs, ran.execution_count
+        data = {"execution_seconds": report.duration, "inputs": inputs(page)}
+        bundle = CacheBundleIn(nb=notebook, uri=str(page), data=data)
+        self.cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+        doctree = DOCTREES / page.relative_to(ROOT).with_suffix(".doctree")
+        doctree.unlink(missing_ok=True)  # so that the builder reads the page again
+
+    def pytest_keyboard_interrupt(self) -> None:
+        for worker in psutil.Process().children():
+            worker.kill()  # a kernel ends with its worker
+
+
+def main() -> int | str:
+    """Run the stale pages; return pytest's status, or what was written to stderr."""
+    cache, stale = get_cache(CACHE), []
     for page in pages():
         try:
-            kept = cache.match_cache_notebook(read(str(page)))
-            if known.get(page.name) == inputs(page):
-                continue
-            cache.remove_cache(kept.pk)
+            kept = cache.match_cache_notebook(READ(str(page)))
         except KeyError:
-            pass
-        wanted[str(page)] = page
-        cache.add_nb_to_project(str(page), read_data=READER)
-    print(f"{len(wanted)} of {len(pages())} pages are to be run.", flush=True)
-    if not wanted:
-        return None
+            stale.append(page)
+            continue
+        if kept.data.get("inputs") != inputs(page):
+            cache.remove_cache(kept.pk)
+            stale.append(page)
+    print(f"{len(stale)} of {len(pages())} pages are stale.", flush=True)
+    if not stale:
+        return 0
     settings = PROFILE / "profile_default/ipython_kernel_config.py"
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text("c.IPKernelApp.log_level = 40  # no warning for each kernel\n")
     os.environ["IPYTHONDIR"] = str(PROFILE)
-    multiprocessing.log_to_stderr(REPORT_LEVEL)  # say which page begins and ends
-    executor = load_executor("local-parallel", cache)
-    executor.run_and_cache(filter_uris=[*wanted], timeout=LIMIT)
-    failed = []
-    for uri, page in wanted.items():
-        try:
-            kept = cache.match_cache_notebook(read(uri))
-        except KeyError:
-            failed.append(f"{page}\n{cache.get_project_record(uri).traceback}")
-            continue
-        if said := complaints(cache.get_cache_bundle(kept.pk).nb):
-            cache.remove_cache(kept.pk)
-            failed.append(f"{page} wrote to stderr:\n{said}")
-            continue
-        print(f"{page.stem}: {kept.data['execution_seconds']:.1f} s", flush=True)
-        known[page.name] = inputs(page)
-        page.touch()  # so that the builder reads it again
-    noted.write_text(json.dumps(known))
-    return "\n".join(failed) or None
-
-
-def leave(number: int, frame: object) -> None:
-    """End at once, with the workers; a kernel ends when its worker is gone."""
-    for worker in multiprocessing.active_children():
-        worker.kill()
-    os._exit(128 + number)
+    with tempfile.TemporaryDirectory(prefix="pages-") as name:
+        keep = HandOver(Path(name), mirror(Path(name), stale))
+        nbmake = ["--nbmake", f"--nbmake-timeout={LIMIT}", "--overwrite"]
+        parallel = [f"-n{min(WORKERS, len(stale))}", "--dist=worksteal"]
+        shown = ["-v", "--durations=10", "-p", "no:cacheprovider"]
+        with chdir(name):
+            words = [*nbmake, *parallel, *shown, "--rootdir=.", "."]
+            status = pytest.main(words, plugins=[keep])
+    return "\n".join(keep.warned) or int(status)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, leave)
-    signal.signal(signal.SIGTERM, leave)
     sys.exit(main())
