@@ -1,14 +1,13 @@
-"""Make each page light and whole: it needs no other host, and to be read no script.
+"""Make pages that load nothing from other hosts and can be read without scripts.
 
-A Sphinx extension. Formulas become MathML, which browsers draw by themselves. Figures
-follow the reader's choice of light or dark. Callouts get a class that book.css knows,
-and folds say what they hold. Printed sentences may wrap. What no page asks for is not
-published.
+A Sphinx extension. Formulas become MathML, which browsers render themselves. Figures
+follow the light or dark theme. Callouts get a class for book.css, and the label of each
+folded cell names its content. Printed sentences may wrap. The footer and the downloads
+show what the build found.
 """
 
 import datetime
 import re
-import shutil
 import sys
 from collections import Counter
 from importlib.metadata import version
@@ -25,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[2] / "lab"))
 import record  # noqa: E402
 import versions  # noqa: E402
 
-# Ink and paper change places; the colours of the devices stay.
+# Swaps black and white; the colours of the devices stay.
 DARK = """<style>@media (prefers-color-scheme: dark) {
 svg { fill: #ced6dd }
 [style*="fill: #ffffff"] { fill: #14181e !important }
@@ -33,17 +32,12 @@ svg { fill: #ced6dd }
 [style*="fill: #000000"] { fill: #ced6dd !important }
 [style*="stroke: #000000"] { stroke: #ced6dd !important }
 }</style></svg>"""
-UNUSED = [
-    "scripts/fontawesome.js",
-    "vendor",
-    "webpack-macros.html",
-    "searchtools.js",
-    "language_data.js",
-]
 MISSING = """<h1>There is no page here</h1>
 <p>The address may be old or mistyped. <a href="{0}book/index.html">The first page</a>
 has a map of all chapters. <a href="{0}search.html">The search</a> knows every page, and
 finds an error message that you paste from a terminal.</p>"""
+DRAWING = re.compile(r'<img alt="[^"]*" src="[./]*_images/[^>]*>')
+BOX = r'<div class="drawing" role="group" aria-label="Drawing" tabindex="0">\g<0></div>'
 CALLOUTS = {"Predict.", "Pitfall.", "Takeaway."}
 EXERCISE = re.compile(r"exercise-\d")
 OPENS = re.compile(r"Open in (Colab|Kaggle)$")
@@ -56,15 +50,15 @@ FOLDS = {
 to_mathml = LatexToMathML().convert_with_local_state
 
 
-def read_again(app, env, added, changed, removed):
-    """Make the state of the build anew when any page has changed."""
+def read_status_again(app, env, added, changed, removed):
+    """Read the page on the state of the build again when any page has changed."""
     app.something_read = bool(added | changed | removed)
     known = "book/status" in env.all_docs
     return ["book/status"] if known and app.something_read else []
 
 
-def write_again(app, env):
-    """Write all pages if one was read again: the others may name its headings."""
+def write_all_pages(app, env):
+    """Write all pages if one was read again: others may link to its headings."""
     return sorted(env.found_docs) if app.something_read else []
 
 
@@ -80,7 +74,7 @@ def displayed_formula(translator, node):
 
 
 def mark_callouts(app, doctree):
-    """Give the box or paragraph that a label of CALLOUTS starts the label's class."""
+    """Add a class to each quote or paragraph that starts with a label of CALLOUTS."""
     for strong in doctree.findall(nodes.strong):
         paragraph = strong.parent
         label = strong.astext()
@@ -91,7 +85,7 @@ def mark_callouts(app, doctree):
 
 
 def name_folds(app, doctree):
-    """Let each fold say what it opens and where, and once it is open, what it hides."""
+    """Give each fold of a page a label of its own: its content and its section."""
     times = Counter()
     for cell in doctree.findall(nodes.container):
         if "hide_mode" in cell:
@@ -106,8 +100,8 @@ def name_folds(app, doctree):
             cell["prompt_hide"] = f"Hide the {what}"
 
 
-def say_where_exercises_run(app, doctree):
-    """Put a chapter's links to Colab and Kaggle under the heading of each exercise."""
+def link_exercises(app, doctree):
+    """Repeat a chapter's links to Colab and Kaggle below each exercise's heading."""
     references = doctree.findall(nodes.reference)
     links = [link for link in references if OPENS.match(link.astext())]
     for section in doctree.findall(nodes.section):
@@ -118,8 +112,8 @@ def say_where_exercises_run(app, doctree):
             section.insert(1, where)
 
 
-def let_outputs_run(app, doctree):
-    """Mark printed text without columns or indents: it may wrap and loses nothing."""
+def wrap_outputs(app, doctree):
+    """Mark printed text without columns or indents, which book.css may wrap."""
     for output in doctree.findall(nodes.literal_block):
         if {"output", "stream"} <= set(output["classes"]):
             if not re.search(r"^ |  |[│─]", output.astext(), re.MULTILINE):
@@ -127,7 +121,7 @@ def let_outputs_run(app, doctree):
 
 
 def content(cell):
-    """What a folded cell holds, by its tags and by what came out of it."""
+    """Return what a folded cell contains, from its tags and its output."""
     tags = {name.removeprefix("tag_") for name in cell["classes"]}
     for tag, what in FOLDS.items():
         if tag in tags:
@@ -140,15 +134,8 @@ def content(cell):
     return "drawing's code" if draws else "code"
 
 
-def call_folds_by_their_text(app, pagename, templatename, context, doctree):
-    """Drop the label that MyST-NB gives every fold, which is not what one reads."""
-    label = ' aria-label="Toggle hidden content"'
-    if "body" in context:
-        context["body"] = context["body"].replace(f"<summary{label}>", "<summary>")
-
-
 def describe_build(app, config):
-    """Say what made the site, and give each part of it its address."""
+    """Set what pages show of the build, and the addresses that other parts need."""
     base = urlsplit(config.html_baseurl).path
     config.notfound_urls_prefix = base
     config.notfound_context = {"title": "Page not found", "body": MISSING.format(base)}
@@ -168,8 +155,8 @@ def describe_build(app, config):
 
 
 def passes(page, passed):
-    """The sentence that the records of today's text support: of a chapter, on which
-    versions of JAX it passes; of any other page, on which all chapters do."""
+    """Say on which versions of JAX the present text of a chapter passes, or on any
+    other page, of every chapter."""
     chapter = passed.get(page.removeprefix("notebooks/"))
     found = set.intersection(*passed.values()) if chapter is None else chapter
     if not found:
@@ -180,14 +167,17 @@ def passes(page, passed):
     return f" {subject} passes on JAX {listed}."
 
 
-def say_what_passes(app, pagename, templatename, context, doctree):
-    """Let a page's footer claim what the records of the present text say."""
+def finish_page(app, pagename, templatename, context, doctree):
+    """Name folds by their text, let drawings scroll, and complete the footer."""
+    body = context.get("body", "").replace(' aria-label="Toggle hidden content"', "")
+    is_chapter = pagename.startswith("notebooks/")
+    context["body"] = DRAWING.sub(BOX, body) if is_chapter else body
     if "theme_extra_footer" in context:  # an EPUB has none
         context["theme_extra_footer"] += passes(pagename, app.passed)
 
 
-def carry_outputs(app, error):
-    """Put the results into the notebooks that the site offers for download."""
+def fill_downloads(app, error):
+    """Add the outputs to the notebooks that the site offers for download."""
     if error or app.builder.format != "html":
         return
     cache = get_cache(app.env.mystnb_config.execution_cache_path)
@@ -200,70 +190,12 @@ def carry_outputs(app, error):
         nbformat.write(notebook, path)
 
 
-def let_drawings_scroll(app, pagename, templatename, context, doctree):
-    """Put each drawing into a box that a phone can scroll, by touch or by keyboard."""
-    box = (
-        r'<div class="drawing" role="group" aria-label="Drawing" tabindex="0">\1</div>'
-    )
-    if pagename.startswith("notebooks/"):
-        context["body"] = re.sub(
-            r'(<img alt="[^"]*" src="[./]*_images/[^>]*>)', box, context["body"]
-        )
-
-
-def write_code_plainly(app, pagename, templatename, context, doctree):
-    """Leave names, brackets and spaces of code without tags: they have no colour."""
-    if "body" in context:
-        context["body"] = re.sub(
-            r'<span class="[npw]">([^<]*)</span>', r"\1", context["body"]
-        )
-
-
-def let_names_break(app, pagename, templatename, context, doctree):
-    """Let a name in a sentence break after an underscore, a point or a slash, not in a
-    word."""
-
-    def breaks(part):
-        return part[1] + re.sub(r"(?<=\w)([_./])(?=\w)", r"\1<wbr>", part[2]) + part[3]
-
-    if "body" in context:
-        name = r'(<span class="pre">)([^<]*)(</span>)'
-        context["body"] = re.sub(name, breaks, context["body"])
-
-
-def publish_lightly(app, error):
-    if error or app.builder.format != "html":
-        return
-    out = Path(app.outdir)
-    for name in UNUSED:
-        path = out / "_static" / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    for path in out.glob("_static/**/*.map"):
-        path.unlink()
-    for path in out.glob("_images/*.svg"):
+def darken_drawings(app, error):
+    """Add the style of the dark theme to every drawing."""
+    for path in Path(app.outdir, "_images").glob("*.svg"):
         svg = path.read_text()
         if "prefers-color-scheme" not in svg:
-            path.write_text(DARK.join(slim(svg).rsplit("</svg>", 1)))
-
-
-def round_places(tag):
-    """Cut the numbers of a tag to a hundredth of a point; texts are between tags."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
-
-
-def slim(svg):
-    """Drop what a drawing by Matplotlib says twice, to a millionth of a point, or in a
-    group of its own, and what a browser assumes anyway."""
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(
-        r"('DejaVu Sans(?: Mono)?'), [^;\"]*?((sans-serif|monospace)\b)", r"\1, \2", svg
-    )
-    svg = re.sub(r"<[^>]*>", round_places, svg)
-    svg = re.sub(r"\s*\n\s*", "\n", svg)
-    svg = re.sub(r'<g id="[A-Za-z.]+\d?[A-Za-z]*_\d+">', "<g>", svg)
-    alone = r"<(?:path|use)\b[^>]*/>|<text\b[^>]*>[^<]*</text>"
-    svg = re.sub(rf"<g>\n({alone})\n</g>", r"\1", svg)
-    return svg.replace("; stroke-linejoin: miter", "")
+            path.write_text(DARK.join(svg.rsplit("</svg>", 1)))
 
 
 def setup(app):
@@ -271,17 +203,13 @@ def setup(app):
         "mathml", (inline_formula, None), (displayed_formula, None)
     )
     app.connect("config-inited", describe_build)
-    app.connect("env-get-outdated", read_again)
-    app.connect("env-updated", write_again)
+    app.connect("env-get-outdated", read_status_again)
+    app.connect("env-updated", write_all_pages)
     app.connect("doctree-read", mark_callouts)
     app.connect("doctree-read", name_folds)
-    app.connect("doctree-read", say_where_exercises_run)
-    app.connect("doctree-read", let_outputs_run)
-    app.connect("html-page-context", call_folds_by_their_text)
-    app.connect("html-page-context", let_drawings_scroll)
-    app.connect("html-page-context", write_code_plainly)
-    app.connect("html-page-context", let_names_break)
-    app.connect("html-page-context", say_what_passes)
-    app.connect("build-finished", carry_outputs)
-    app.connect("build-finished", publish_lightly)
+    app.connect("doctree-read", link_exercises)
+    app.connect("doctree-read", wrap_outputs)
+    app.connect("html-page-context", finish_page)
+    app.connect("build-finished", fill_downloads)
+    app.connect("build-finished", darken_drawings)
     return {"parallel_read_safe": True, "env_version": 5}
