@@ -1,10 +1,9 @@
-/* What the site does for whoever reads more than one page: it shows the current entry in
-   the sidebar, marks the pages that were read to their end, lets Next follow a path that
-   was chosen on the first page, and listens to /, left and right. Without it, or where a
-   browser keeps nothing, the pages read as well. */
+/* For readers of more than one page: shows the current entry in the sidebar, marks pages
+   that were read to their end, lets Next follow a path chosen on the first page, and
+   handles the keys /, left and right. Pages work without it, and without storage. */
 "use strict";
 (() => {
-  const kept = {
+  const stored = {
     get: (name) => {
       try { return JSON.parse(localStorage.getItem(name)); } catch { return null; }
     },
@@ -26,33 +25,33 @@
       list.scrollTop += (entry.top + entry.bottom - box.top - box.bottom) / 2;
   }
 
-  function markWhatWasRead() {
-    const read = new Set(kept.get("read") ?? []);
+  function markReadPages() {
+    const read = new Set(stored.get("read") ?? []);
     for (const link of sidebar?.querySelectorAll(".bd-links a") ?? [])
       link.classList.toggle("read", read.has(addressOf(link)));
     const end = document.querySelector("section#recap, section#next");
     if (end) new IntersectionObserver(([seen], observer) => {
       if (!seen.isIntersecting) return;
       observer.disconnect();
-      kept.set("read", [...read.add(here)]);
+      stored.set("read", [...read.add(here)]);
     }).observe(end);
   }
 
-  /* A list of links, or a column of the map with its header, becomes a path to follow. */
+  /* Adds a button that makes these links the path to follow. */
   function offer(name, place, links) {
     const button = document.createElement("button");
     const path = { name, pages: links.map((link) => [addressOf(link), link.textContent]) };
-    const isChosen = () => kept.get("path")?.name === name;
-    const tell = () => button.setAttribute("aria-pressed", isChosen());
+    const isChosen = () => stored.get("path")?.name === name;
+    const update = () => button.setAttribute("aria-pressed", isChosen());
     button.className = "follow";
     button.textContent = "follow";
     button.title = `Let Next lead along the path “${name}”`;
     button.addEventListener("click", () => {
-      kept.set("path", isChosen() ? null : path);
+      stored.set("path", isChosen() ? null : path);
       document.dispatchEvent(new Event("path"));
     });
-    document.addEventListener("path", tell);
-    tell();
+    document.addEventListener("path", update);
+    update();
     place.append(" ", button);
   }
 
@@ -71,7 +70,7 @@
   }
 
   function followThePath() {
-    const path = kept.get("path");
+    const path = stored.get("path");
     const at = path?.pages.findIndex(([page]) => page === here) ?? -1;
     const next = path?.pages[at + 1];
     const link = document.querySelector("a.right-next");
@@ -93,10 +92,8 @@
     const way = { ArrowLeft: "a.left-prev", ArrowRight: "a.right-next" }[event.key];
     if (way) document.querySelector(way)?.click();
   });
-  document.addEventListener("DOMContentLoaded", () => {
-    markWhatWasRead();
-    offerPaths();
-    followThePath();
-  });
+  markReadPages();
+  offerPaths();
+  followThePath();
   window.addEventListener("load", showTheCurrentEntry);
 })();
