@@ -1,57 +1,45 @@
-"""What several tests share: the served site, a browser, axe, and what marks a test.
-
-Tests that use a browser are marked `browser`, so that no list names their files, and
-`essential` too, but for what they ask of the rest of many pages.
-"""
+"""Fixtures of several tests: the served site, a browser, axe-core."""
 
 from contextlib import ExitStack
 
 import psutil
 import pytest
 from pair import ROOT
-from published import Firefox, chromium, published
+from published import chromium, firefox, published
 
 AXE = ROOT / "tests/node_modules/axe-core/axe.min.js"
+BROWSERS = {"chromium": chromium, "firefox": firefox}
+WINDOW, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+MODES = {"light": WINDOW, "dark": WINDOW, "phone": PHONE}
+# Colours change for a while after the theme has.
 SETTLED = """Promise.all(document.getAnimations()
   .filter((motion) => motion instanceof CSSTransition)
-  .map((motion) => motion.finished.catch(() => {})))"""  # half-way, a colour is another
-# Most elements of a page are words of code: axe judges one of each colour in a block.
+  .map((motion) => motion.finished.catch(() => {})))"""
+# Most elements of a page are words of code: axe gets one of each colour in a block.
 THIN = """document.querySelectorAll('pre').forEach((block) => {
-  const copy = block.cloneNode(true), kinds = new Set();
-  for (const word of copy.querySelectorAll('span[class]'))
+  const kinds = new Set();
+  for (const word of block.querySelectorAll('span[class]'))
     if (kinds.has(word.className)) word.replaceWith(...word.childNodes);
     else kinds.add(word.className);
-  block.replaceWith(copy);
 })"""
-# What axe leaves out unless asked, or did once. It has more: a stricter contrast, and
-# focus-order-semantics, for which a box that scrolls should not take the focus.
-MORE_RULES = {
+# Rules that axe runs on request only. Not used: a stricter contrast, and
+# focus-order-semantics, which forbids to focus a box that scrolls.
+MORE_RULES = [
     "css-orientation-lock",
     "label-content-name-mismatch",
     "p-as-heading",
     "table-fake-caption",
     "target-size",
     "td-has-header",
-}
-BROWSERS = {"chromium": chromium, "firefox": Firefox}
-MODES = {"light": (1280, 900), "dark": (1280, 900), "phone": (360, 740)}
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--browser",
-        choices=BROWSERS,
-        default="chromium",
-        help="what reads the site; in firefox add -m 'browser and not chromium'",
-    )
+]
+RULES = {"rules": {rule: {"enabled": True} for rule in MORE_RULES}}
+RULES_IN_DARK = {"runOnly": ["color-contrast", "link-in-text-block"]}
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):  # a notebook has none
             item.add_marker("browser")
-            if not item.get_closest_marker("rest"):
-                item.add_marker("essential")
 
 
 def pytest_keyboard_interrupt():
@@ -87,31 +75,34 @@ def site():
 
 
 @pytest.fixture(scope="session")
-def browser(request):
+def playwright():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = BROWSERS[request.config.getoption("--browser")](playwright)
-        yield opened
-        opened.close()
+        yield playwright
+
+
+@pytest.fixture(scope="session")
+def browser(playwright, request):
+    """Chromium, or the browser that a test names as the fixture's parameter."""
+    with BROWSERS[getattr(request, "param", "chromium")](playwright) as browser:
+        yield browser
 
 
 @pytest.fixture
 def quiet_page(browser, site):
-    """A function that opens a page of the site, which must not ask another host nor
-    write an error to the console; `page.asked` is what it asks the site for."""
+    """A function that opens a page of the site in a context of its own.
+
+    The test fails if the page asks another host for anything or logs an error.
+    """
     complaints = []
 
     def open_page(name, **options):
-        width, height = MODES["light"]
-        options = {"viewport": {"width": width, "height": height}} | options
+        options = {"viewport": WINDOW} | options
         page = contexts.enter_context(browser.new_context(**options)).new_page()
-        page.asked = set()
 
         def note(request):
-            if request.url.startswith(site):
-                page.asked.add(request.url.removeprefix(site))
-            elif not request.url.startswith("data:"):
+            if not request.url.startswith((site, "data:")):
                 complaints.append(f"{name} asks another host: {request.url}")
 
         def note_error(line):
@@ -130,49 +121,36 @@ def quiet_page(browser, site):
 
 
 @pytest.fixture(scope="session")
-def barriers(request):
-    """A function that asks axe-core what is wrong with a page, or with a part of it."""
-    if request.config.getoption("--browser") != "chromium":
-        return lambda *_: []  # axe judges what is on the page: one engine is enough
-    assert AXE.exists(), "no axe-core: run npm ci --prefix tests --ignore-scripts"
-    more = {rule: {"enabled": True} for rule in MORE_RULES}
-    options = {"rules": more, "resultTypes": ["violations"]}
+def wrong_with():
+    """A function that lists what is wrong with a page in light, in dark and on a phone:
+    sideways scrolling, and what breaks a rule of axe-core.
 
-    def find(page, part="html"):
-        """Each element of the part that breaks a rule, and what would mend it."""
-        page.evaluate(SETTLED)
+    In dark only the rules about colours run, on a phone none if not `axe_on_phone`.
+    """
+    assert AXE.exists(), "no axe-core: run npm ci --prefix tests --ignore-scripts"
+
+    def look(page, part="html", shows="h1", axe_on_phone=True):
+        wrong = []
+        page.wait_for_selector(f"article {shows}")
         page.evaluate(THIN)
         page.evaluate(AXE.read_text())
-        found = page.evaluate("asked => axe.run(...asked)", [part, options])
-        outcomes = ["passes", "violations", "incomplete", "inapplicable"]
-        ran = {rule["id"] for outcome in outcomes for rule in found[outcome]}
-        assert ran >= MORE_RULES, MORE_RULES - ran
-        return [
-            f"{rule['id']}: {node['html'][:160]}\n    {node['failureSummary'][:200]}"
-            for rule in found["violations"]
-            for node in rule["nodes"]
-        ]
-
-    return find
-
-
-@pytest.fixture(scope="session")
-def wrong_with(barriers):
-    """A function that lists what is wrong with a page as it is, and once it is loaded
-    in dark or on a phone: sideways scrolling, and each barrier that axe knows."""
-
-    def look(page, part="html", shows="h1"):
-        wrong = []
-        for mode, (width, height) in MODES.items():
-            if mode != "light":
-                page.emulate_media(color_scheme="dark" if mode == "dark" else "light")
-                page.set_viewport_size({"width": width, "height": height})
-                page.reload()
-            page.wait_for_selector(f"article {shows}")
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            if wide > width:
-                wrong.append(f"{mode}: it is {wide} pixels wide, of {width}")
-            wrong += [f"{mode}: {barrier}" for barrier in barriers(page, part)]
+        for mode, size in MODES.items():
+            page.emulate_media(color_scheme="dark" if mode == "dark" else "light")
+            page.set_viewport_size(size)
+            page.evaluate(SETTLED)
+            width = page.evaluate("document.documentElement.scrollWidth")
+            if width > size["width"]:
+                wrong.append(f"{mode}: it is {width} pixels wide, of {size['width']}")
+            if mode == "phone" and not axe_on_phone:
+                continue
+            options = RULES_IN_DARK if mode == "dark" else RULES
+            found = page.evaluate("asked => axe.run(...asked)", [part, options])
+            wrong += [
+                f"{mode}: {rule['id']}: {node['html'][:160]}\n    "
+                f"{node['failureSummary'][:200]}"
+                for rule in found["violations"]
+                for node in rule["nodes"]
+            ]
         return wrong
 
     return look

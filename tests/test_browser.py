@@ -1,38 +1,43 @@
-"""The built site as readers meet it, in a browser: run by `nox -s site`.
-
-What is marked `chromium` is not asked of Firefox, for the reason beside it.
-"""
+"""The built site in Chromium, and in Firefox what readers do most: `nox -s site`."""
 
 import io
+import re
 from collections.abc import Iterator
 
 import pytest
-from conftest import MODES
+from conftest import PHONE, WINDOW
 from pair import ROOT
 from playwright.sync_api import Page, expect
-from published import SITE, Firefox
+from published import SITE
 from pypdf import PdfReader
 
+INDEX = "book/index.html"
 ERRORS = "book/errors.html"
 COLLECTIVES = "notebooks/05_collectives.html"
-FEW = [
-    "book/index.html",
-    ERRORS,
-    "search.html",
-    COLLECTIVES,
-    "notebooks/21_memory.html",
-]
+SHARDINGS = "notebooks/09_shardings.html"
+MEMORY = "notebooks/21_memory.html"
 TOOLS = [f"book/{name}.html" for name in ("explorer", "layouts", "calculator")]
+UNUSUAL = [INDEX, ERRORS, "search.html", COLLECTIVES, MEMORY, *TOOLS]
+CHAPTERS = sorted(f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.md"))
 PAGES = sorted(
     str(path.relative_to(SITE))
     for folder in ("book", "notebooks", ".")
     for path in (SITE / folder).glob("*.html")
-    if path != SITE / "index.html"  # it leads to book/index.html
+    if path != SITE / "index.html"  # redirects to book/index.html
 )
-CHAPTERS = sorted(f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.md"))
-STAND_INS = """[...document.fonts].filter(face => face.family.includes('for '))
-  .every(face => face.status == 'loaded')"""
-ROOM = """boxes => boxes
+MOVING = [(COLLECTIVES, ".ring"), (SHARDINGS, ".swap")]
+STATUS = (ROOT / "book/status.md").read_text()
+SHARED, OWN, OF_SEARCH = map(int, re.findall(r"(\d+) kB", STATUS))
+SIZES = """performance.getEntries().filter(file => file.decodedBodySize)
+  .map(file => [file.name, file.decodedBodySize])"""
+LOADED = "[...document.fonts].map(face => face.status == 'loaded' && face.family)"
+FONTS_ARE_LOADED = "document.fonts.status == 'loaded'"
+OPEN = "folds => folds.forEach(fold => { fold.open = true })"
+HIDDEN = """parts => parts
+  .filter(part => !part.closest('details') &&
+    !part.checkVisibility({opacityProperty: true, visibilityProperty: true}))
+  .map(part => part.outerHTML.slice(0, 100))"""
+COLUMNS = """boxes => boxes
   .filter(box => box.checkVisibility() && !box.closest('.running'))
   .map(box => {
     const line = box.appendChild(document.createElement('span'));
@@ -41,123 +46,97 @@ ROOM = """boxes => boxes
     const room = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
     return 100 * room / line.getBoundingClientRect().width;
   })"""
-HIDDEN = """parts => parts
-  .filter(part => !part.closest('details') &&
-    !part.checkVisibility({opacityProperty: true, visibilityProperty: true}))
-  .map(part => part.outerHTML.slice(0, 100))"""
+SHIFTS = """window.moved = 0;
+new PerformanceObserver(list => list.getEntries().forEach(
+  shift => { window.moved += shift.value }
+)).observe({type: 'layout-shift', buffered: true})"""
+STAND_INS = """performance.getEntriesByType('paint').length &&
+[...document.fonts].filter(face => face.family.includes('for '))
+  .every(face => face.status == 'loaded')"""
 
-
-def of_each(names: list[str]) -> pytest.MarkDecorator:
-    """Ask a test of each of these pages, and mark what is not asked of the few."""
-    rest = {name for name in names if name not in FEW + TOOLS}
-    marks = {name: [pytest.mark.rest] if name in rest else [] for name in names}
-    names = [pytest.param(name, marks=marks[name]) for name in names]
-    return pytest.mark.parametrize("name", names)
+in_firefox = pytest.mark.parametrize("browser", ["firefox"], indirect=True)
+in_both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 
 
 def too_heavy(page: Page) -> Iterator[str]:
-    """At most 800 kB of shared files, and 600 kB of a page's own.
-
-    The search page alone may have 800 kB of its own, since it reads the whole book.
-    """
-    own = 800 if page.url.endswith("/search.html") else 600
-    page.mouse.wheel(0, 10**6)
-    page.wait_for_load_state("networkidle")
-    files = {address.partition("?")[0] for address in page.asked}
-    shared = {name for name in files if name.startswith("_static/")}
-    for what, names, most in [("shared", shared, 800), ("own", files - shared, own)]:
-        kilobytes = sum((SITE / name).stat().st_size for name in names) / 1000
-        if not 1 < kilobytes <= most:
-            yield f"{kilobytes:.0f} kB of {what} files, at most {most}: {sorted(names)}"
+    """Compare the bytes of a page with the limits that book/status.md names."""
+    page.wait_for_function(FONTS_ARE_LOADED)
+    sizes = dict(page.evaluate(SIZES))
+    shared = sum(size for name, size in sizes.items() if "/_static/" in name)
+    own = sum(sizes.values()) - shared
+    limit = OF_SEARCH if page.url.endswith("/search.html") else OWN
+    for what, size, most in [("shared", shared, SHARED), ("own", own, limit)]:
+        if not 1 < size / 1000 <= most:
+            yield f"{size} bytes of {what} files, at most {most} kB: {sizes}"
 
 
-def misnamed_folds(page: Page) -> Iterator[str]:
-    """What a fold is called is what one reads on it; leaves them all open."""
-    folds = page.locator("article details.hide > summary")
-    closed = folds.all_inner_texts()
-    folds.evaluate_all("folds => folds.forEach(fold => fold.click())")
-    for before, after in zip(closed, folds.all_inner_texts(), strict=True):
-        if (before[:5], after) != ("Show ", before.replace("Show ", "Hide ", 1)):
-            yield f"a fold is called {before!r}, and once it is open {after!r}"
-
-
-@of_each(PAGES)
-def test_page_is_sound(browser, quiet_page, wrong_with, name):
-    """No error, no other host, no weight, no sideways scrolling, no known barrier."""
+@pytest.mark.parametrize("name", PAGES)
+def test_page_is_sound(quiet_page, wrong_with, name):
+    """No error, other host, excess weight, sideways scrolling or violation of axe."""
     page = quiet_page(name, reduced_motion="reduce")
-    reports_all = not isinstance(browser, Firefox)  # the end of every request
-    wrong = [*too_heavy(page)] if reports_all else []
-    if name in CHAPTERS:
-        assert page.locator("article details.hide").count(), "it folds its setup away"
-    wrong += [*misnamed_folds(page), *wrong_with(page)]
+    page.locator("article details").evaluate_all(OPEN)
+    wrong = [*too_heavy(page), *wrong_with(page, axe_on_phone=name in UNUSUAL)]
     assert not wrong, "\n".join(wrong)
 
 
-@of_each(CHAPTERS + TOOLS)
-def test_page_reads_without_scripts(browser, site, name):
-    """Text, formulas, code and figures are there before any script has run."""
-    with browser.new_context(java_script_enabled=False) as context:
-        page = context.new_page()
-        page.goto(site + name)
-        kinds = "h1, h2, p, math, .cell_input pre, .cell_output img"
-        parts = page.locator(f"article :is({kinds}):not(#explorer *)")
-        assert parts.count() > 10
-        hidden = parts.evaluate_all(HIDDEN)
-        told = page.get_by_text("needs JavaScript, which is off here")
-        assert told.is_visible() if name in TOOLS else not told.count()
-    assert not hidden, hidden
-
-
-@pytest.mark.parametrize("name", [CHAPTERS[8], ERRORS])
-def test_a_full_line_of_code_fits(quiet_page, name):
-    """88 columns beside both sidebars, in an output and in an exercise too."""
+@in_firefox
+@pytest.mark.parametrize("name", PAGES)
+def test_page_opens(quiet_page, name):
     page = quiet_page(name)
-    page.wait_for_function("document.fonts.status == 'loaded'")
-    columns = page.locator("article .cell pre").evaluate_all(ROOM)
+    expect(page.locator("article h1")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= WINDOW["width"]
+
+
+@pytest.mark.parametrize("name", CHAPTERS + TOOLS)
+def test_page_reads_without_scripts(quiet_page, name):
+    """Text, formulas, code and figures are visible without any script."""
+    page = quiet_page(name, java_script_enabled=False)
+    kinds = "h1, h2, p, math, .cell_input pre, .cell_output img"
+    parts = page.locator(f"article :is({kinds}):not(#explorer *)")
+    assert parts.count() > 10
+    assert parts.evaluate_all(HIDDEN) == []
+    needs = page.get_by_text("needs JavaScript, which is off here")
+    assert needs.is_visible() if name in TOOLS else not needs.count()
+
+
+@pytest.mark.parametrize("name", [SHARDINGS, ERRORS])
+def test_a_full_line_of_code_fits(quiet_page, name):
+    """88 columns fit between both sidebars, also in outputs and exercises."""
+    page = quiet_page(name)
+    page.wait_for_function(FONTS_ARE_LOADED)
+    columns = page.locator("article .cell pre").evaluate_all(COLUMNS)
     assert len(columns) > 10 and min(columns) >= 88, columns
 
 
 def test_messages_wrap_on_a_phone(quiet_page):
-    page = quiet_page(ERRORS, viewport={"width": 360, "height": 740})
+    page = quiet_page(ERRORS, viewport=PHONE)
     boxes = page.locator(".cell_output pre:text-matches('^[A-Za-z.]*Error: ')")
     assert boxes.count() > 10
     wide = "boxes => boxes.filter(box => box.scrollWidth > box.clientWidth).length"
     assert boxes.evaluate_all(wide) == 0
 
 
-@pytest.mark.chromium  # which adds up what moves
-@pytest.mark.parametrize("mode", ["light", "phone"])
-@pytest.mark.parametrize("name", ["book/index.html", CHAPTERS[4], ERRORS])
-def test_nothing_moves_when_the_typefaces_arrive(browser, site, name, mode):
-    width, height = MODES[mode]
-    with browser.new_context(viewport={"width": width, "height": height}) as context:
-        page = context.new_page()
+@pytest.mark.parametrize("size", [WINDOW, PHONE], ids=["window", "phone"])
+@pytest.mark.parametrize("name", [INDEX, COLLECTIVES, ERRORS])
+def test_nothing_moves_when_the_fonts_arrive(browser, site, name, size):
+    with browser.new_page(viewport=size) as page:
         held = []
         page.route("**/*.woff2", lambda route: held.append(route))
-        page.add_init_script(
-            """window.moved = 0;
-            new PerformanceObserver(list => list.getEntries().forEach(
-              shift => { window.moved += shift.value }
-            )).observe({type: 'layout-shift', buffered: true})"""
-        )
+        page.add_init_script(SHIFTS)
         page.goto(site + name, wait_until="domcontentloaded")
-        page.wait_for_function("performance.getEntriesByType('paint').length")
-        page.wait_for_timeout(500)  # what stands in for them has been drawn
-        assert page.evaluate(STAND_INS)
+        page.wait_for_function(STAND_INS)
+        page.wait_for_timeout(500)  # the stand-ins are drawn
         for route in held:
             route.continue_()
-        page.wait_for_function("document.fonts.status == 'loaded'")
+        page.wait_for_function(FONTS_ARE_LOADED)
         page.wait_for_timeout(500)
-        faces = (
-            "[...document.fonts].filter(f => f.status == 'loaded').map(f => f.family)"
-        )
-        assert {"Literata", "Inter", "Iosevka"} <= set(page.evaluate(faces))
+        assert {"Literata", "Inter", "Iosevka"} <= set(page.evaluate(LOADED))
         assert page.evaluate("window.moved") < 0.02
 
 
 @pytest.mark.parametrize("width, height", [(1280, 800), (360, 740)])
 def test_landing_page_begins_with_its_figure_and_buttons(quiet_page, width, height):
-    page = quiet_page("book/index.html", viewport={"width": width, "height": height})
+    page = quiet_page(INDEX, viewport={"width": width, "height": height})
     for part in page.locator(".hero img, .start-here a").all():
         box = part.bounding_box()
         assert box["y"] > 0 and box["y"] + box["height"] <= height, box
@@ -165,15 +144,26 @@ def test_landing_page_begins_with_its_figure_and_buttons(quiet_page, width, heig
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_first_paint_is_light_or_dark_already(browser, site, scheme):
-    with browser.new_context(color_scheme=scheme) as context:
-        page = context.new_page()
-        page.route("**/*.js*", lambda route: route.abort())  # the theme comes later
-        page.goto(site + "book/index.html")
+    with browser.new_page(color_scheme=scheme) as page:
+        page.route("**/*.js*", lambda route: route.abort())  # the theme's script
+        page.goto(site + INDEX)
         assert page.get_attribute("html", "data-theme") == scheme
 
 
+@in_both
+def test_dark_can_be_chosen_and_is_kept(quiet_page):
+    page = quiet_page(INDEX)
+    html = page.locator("html")
+    while html.get_attribute("data-mode") != "dark":
+        page.locator("button.theme-switch-button:visible").click()
+    page.reload()
+    expect(html).to_have_attribute("data-theme", "dark")
+    expect(page.locator("body")).to_have_css("background-color", "rgb(20, 24, 30)")
+
+
+@in_both
 @pytest.mark.parametrize("name", [CHAPTERS[0], CHAPTERS[-1], "book/glossary.html"])
-def test_sidebar_shows_the_search_and_where_one_is(quiet_page, name):
+def test_sidebar_shows_the_search_and_the_current_page(quiet_page, name):
     page = quiet_page(name)
     entry = page.locator(".bd-sidebar-primary [aria-current=page]")
     for part in (entry, page.locator(".bd-sidebar-primary .search-button-field")):
@@ -182,23 +172,27 @@ def test_sidebar_shows_the_search_and_where_one_is(quiet_page, name):
     expect(entry).to_be_in_viewport(ratio=0.9)
 
 
-def test_keys_turn_pages_and_ask(quiet_page):
+@in_both
+def test_keys_turn_pages_and_search(quiet_page):
     page = quiet_page(CHAPTERS[8])
     page.keyboard.press("ArrowRight")
     page.wait_for_url(f"**/{CHAPTERS[9]}")
     page.keyboard.press("ArrowLeft")
     page.wait_for_url(f"**/{CHAPTERS[8]}")
     page.locator("article .drawing").first.focus()
-    page.keyboard.press("ArrowRight")  # it scrolls the box
+    page.keyboard.press("ArrowRight")  # scrolls the box
     page.keyboard.press("Tab")
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("/")
     expect(page.locator("dialog[open] input[type=search]")).to_be_focused()
     assert page.url.endswith(CHAPTERS[8])
+    page.keyboard.type("unbound axis name")
+    page.keyboard.press("Enter")
+    expect(page.locator("#search-results li a").first).to_be_visible()
 
 
 def test_next_follows_the_chosen_path_and_what_was_read_has_a_mark(quiet_page):
-    page = quiet_page("book/index.html")
+    page = quiet_page(INDEX)
     follow = page.locator("th", has_text="From NumPy").get_by_role("button")
     follow.click()
     expect(follow).to_have_attribute("aria-pressed", "true")
@@ -218,21 +212,16 @@ def test_next_follows_the_chosen_path_and_what_was_read_has_a_mark(quiet_page):
 
 
 def test_copy_button_copies_the_code_alone(quiet_page):
-    page = quiet_page("notebooks/04_pmap.html")
+    page = quiet_page("notebooks/04_pmap.html", permissions=["clipboard-read"])
     assert page.locator(".cell_output .copybtn").count() == 0
-    open_cells = page.locator(".cell:not(:has(details)) .cell_input")
-    cell = open_cells.filter(has=page.locator(".copybtn")).nth(3)
-    cell.hover()
+    cell = page.locator(".cell:not(:has(details)) .cell_input").nth(3)
     cell.locator(".copybtn").click()
-    page.evaluate("document.body.prepend(document.createElement('textarea'))")
-    page.press("textarea", "Control+V")
-    copied = page.input_value("textarea")
+    copied = page.evaluate("navigator.clipboard.readText()")
     assert copied.strip() == cell.locator("pre").inner_text().strip()
 
 
 def test_missing_page_helps(browser, site):
-    with browser.new_context() as context:
-        page = context.new_page()
+    with browser.new_page() as page:
         assert page.goto(site + "no/such/page.html").status == 404
         assert "no page" in page.inner_text("article h1")
         page.click("article a")
@@ -251,31 +240,23 @@ def test_print_opens_solutions_and_drops_navigation(quiet_page):
         assert "".join(link.text_content().split()) not in printed
 
 
-@pytest.mark.chromium  # which prints as most readers do
 def test_the_book_on_two_pages_has_two_and_programs_of_twelve_lines(quiet_page):
     page = quiet_page("book/cheatsheet.html")
     assert len(PdfReader(io.BytesIO(page.pdf(format="A4"))).pages) == 2
     programs = page.locator(".cell:not(:has(details)) .cell_input pre")
-    for program in programs.all_inner_texts()[1:]:  # after what all start from
+    for program in programs.all_inner_texts()[1:]:  # the first prepares the others
         assert len([line for line in program.splitlines() if line.strip()]) <= 12
 
 
-@pytest.mark.parametrize(
-    "name, drawing", [(COLLECTIVES, ".ring"), ("notebooks/09_shardings.html", ".swap")]
-)
+@pytest.mark.parametrize("name, drawing", MOVING)
 def test_motion_stops_for_those_who_ask(quiet_page, name, drawing):
     moving = "document.getAnimations().filter(a => a.playState == 'running').length"
-
-    def count_moving(**options):
-        page = quiet_page(name, **options)
-        page.hover(drawing)  # what has come to its end plays again
-        return page.evaluate(moving)
-
-    assert count_moving() > 0
-    assert count_moving(reduced_motion="reduce") == 0
+    for motion in ("no-preference", "reduce"):
+        page = quiet_page(name, reduced_motion=motion)
+        page.hover(drawing)  # starts a finished animation again
+        assert (page.evaluate(moving) > 0) == (motion != "reduce")
 
 
-@pytest.mark.chromium  # which `nox -s pdf` prints with
 def test_pages_print_into_one_file(browser, site):
     import pdf
 

@@ -1,4 +1,4 @@
-"""The built site, served as it will be published, and browsers to read it with."""
+"""Serve the built site as it will be published, and start browsers to test it."""
 
 import shutil
 import threading
@@ -20,7 +20,7 @@ CHROMIUM = ["chromium", "chromium-browser", "google-chrome", "chrome"]
 
 
 def contents() -> list[tuple[str, str]]:
-    """The pages in reading order: the part's caption, and the path without suffix."""
+    """Return all pages in reading order, each with the caption of its part."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
     pages = [("", toc["root"])]
     for part in toc["parts"]:
@@ -29,7 +29,7 @@ def contents() -> list[tuple[str, str]]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves a folder, and the site's own 404 page for what is not there."""
+    """Serves a folder, and the site's own 404 page for missing files."""
 
     def log_message(self, *_):
         pass
@@ -50,7 +50,7 @@ def published():
 
 
 def program(*names: str) -> str:
-    """The path of the first of these programs that the system has: none is fetched."""
+    """Return the path of the first of these programs that is installed."""
     paths = [path for path in map(shutil.which, names) if path]
     assert paths, f"there is no {names[0]}: run apt-get install {names[0]}"
     return paths[0]
@@ -64,35 +64,9 @@ def chromium(playwright):
     )
 
 
-class Firefox:
-    """A headless Firefox. What Playwright cannot ask of a single page of it, one more
-    Firefox is started with."""
-
-    def __init__(self, playwright):
-        self.firefox, self.started = playwright.firefox, {}
-
-    def new_context(
-        self,
-        java_script_enabled=True,
-        color_scheme="light",
-        reduced_motion="",
-        **options,
-    ):
-        is_light = color_scheme != "dark"
-        preferences = {
-            "javascript.enabled": java_script_enabled,
-            "layout.css.prefers-color-scheme.content-override": int(is_light),
-            "ui.prefersReducedMotion": int(reduced_motion == "reduce"),
-        }
-        key = str(preferences)
-        if key not in self.started:
-            self.started[key] = self.firefox.launch(
-                channel="moz-firefox",  # over WebDriver BiDi, which needs no patches
-                executable_path=program("firefox-esr", "firefox"),
-                firefox_user_prefs=preferences,
-            )
-        return self.started[key].new_context(**options)
-
-    def close(self):
-        for browser in self.started.values():
-            browser.close()
+def firefox(playwright):
+    """A headless Firefox, over WebDriver BiDi, which ignores what a context emulates:
+    no scripts, dark, less motion."""
+    return playwright.firefox.launch(
+        channel="moz-firefox", executable_path=program("firefox-esr", "firefox")
+    )
