@@ -1,10 +1,9 @@
-"""Break each chapter one thing at a time, and expect a cell to fail.
+"""Break each chapter in one place at a time, and expect a cell to fail.
 
-Run by `nox -s lab -- mutants`, with names of chapters to run only those. The checks of
-a chapter are worth what they notice: a collective left out, a mean for a sum, another
-mesh, axis or layout, a key used twice, a mask or a case forgotten. What goes unnoticed
-is printed; what makes no difference is waived in equivalent_mutants.txt, whose lines
-read: chapter | line as it was | line as broken | reason.
+Run by `nox -s lab -- mutants`, with names of chapters to run only those. A mutant is a
+chapter with one change: a collective removed, a mean instead of a sum, another mesh,
+axis or layout, a key used twice, a mask or a case removed. A mutant is caught if a cell
+fails. The others are printed: a check is missing, or the change makes no difference.
 """
 
 import ast
@@ -28,9 +27,10 @@ from nbformat import NotebookNode
 from pair import ROOT
 from traitlets.config import Config
 
-ENOUGH, WORKERS = 0.95, 2
+OF_A_CHAPTER, OF_THE_BOOK = 0.75, 0.9  # the smallest shares caught
+WORKERS = 2
 SERVER = multiprocessing.get_context("forkserver")
-SURVIVED, CHECKED, RAISED, TIMED_OUT = 0, 1, 2, -signal.SIGALRM  # exit statuses
+SURVIVED, CHECKED, RAISED = 0, 1, 2  # exit statuses; of a signal, less than 0
 SETTINGS = {
     "PYTHONPATH": str(Path(__file__).parent),  # the server looks nowhere else for this
     "OPENBLAS_NUM_THREADS": "1",  # with no second thread, the server may fork
@@ -49,7 +49,10 @@ ALONG = REDUCE | MOVE | {"axis_index"}
 OPTIONS = {"in_shardings", "out_shardings", "donate_argnums", "where"}
 SWAP = {"psum": "pmean", "pmean": "psum", "pmax": "pmin", "pmin": "pmax"}
 SWAP |= {"mean": "sum", "sum": "mean"}
-CHECKS = {"on_cpu", "check", "reject", "judge"}
+CHECKS = r"^(on_cpu|check|reject|judge)$|\.testing\."  # what they are called
+
+
+Edits = Iterator[tuple[ast.AST, ast.AST]]  # a node to replace, and its replacement
 
 
 class Mutant(NamedTuple):
@@ -88,31 +91,25 @@ def neighbours(tree: ast.AST) -> dict[str, str]:
 
 def shardings(tree: ast.AST) -> dict[str, str]:
     """For each name of a sharding, another one that the program defines."""
-    names = [
-        last_name(node.targets[0])
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and last_name(node.value.func) == "NamedSharding"
-    ]
-    names = [*dict.fromkeys(names)]
+    found = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign([target, *_], ast.Call(func)):
+                found |= {last_name(target): last_name(func)}
+    names = [name for name, func in found.items() if func == "NamedSharding"]
     return dict(zip(names, names[1:] + names[:1])) if len(names) > 1 else {}
 
 
-def is_check(node: ast.AST) -> bool:
-    """Whether a node is an assertion, in one of its forms."""
-    if isinstance(node, ast.Call):
-        name = ast.unparse(node.func)
-        return name in CHECKS or ".testing." in name
-    return isinstance(node, ast.Assert)
-
-
 def breakable(tree: ast.AST, wrong: set[str]) -> Iterator[ast.AST]:
-    """Walk over a program, but not into its checks, its formatted texts, and the
-    functions with these names, which are wrong already."""
-    hopeless = isinstance(tree, ast.FunctionDef) and tree.name in wrong
-    if hopeless or is_check(tree) or isinstance(tree, ast.JoinedStr):
-        return
+    """Walk over a program, except its checks, its f-strings, and the functions with
+    these names, which are wrong already."""
+    match tree:
+        case ast.FunctionDef(name) if name in wrong:
+            return
+        case ast.Call(func) if re.search(CHECKS, ast.unparse(func)):
+            return
+        case ast.Assert() | ast.JoinedStr():
+            return
     yield tree
     for child in ast.iter_child_nodes(tree):
         yield from breakable(child, wrong)
@@ -130,14 +127,14 @@ def layouts(entries: list[ast.expr]) -> Iterator[list[ast.expr]]:
             yield [*before[:-1], entry, before[-1], *after]
 
 
-def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """The ways to break one node: what to replace, and by what."""
+def edits(node: ast.AST, long: dict, other: dict) -> Edits:
+    """Yield the ways to break one node."""
     match node:
         case ast.Attribute(value, attr) if attr in SWAP:
             yield node, ast.Attribute(value, SWAP[attr])
         case ast.BinOp(ast.BinOp(a, ast.Add() | ast.Sub() as sign, b), ast.Mod(), n):
-            turned = ast.Sub() if isinstance(sign, ast.Add) else ast.Add()
-            yield node, ast.BinOp(ast.BinOp(a, turned, b), ast.Mod(), n)
+            opposite = ast.Sub() if isinstance(sign, ast.Add) else ast.Add()
+            yield node, ast.BinOp(ast.BinOp(a, opposite, b), ast.Mod(), n)
         case ast.BinOp(a, ast.Mult(), b):
             sides = (a, b), (b, a)
             yield from ((node, x) for x, m in sides if "mask" in last_name(m))
@@ -157,10 +154,8 @@ def edits(node: ast.AST, long: dict, other: dict) -> Iterator[tuple[ast.AST, ast
             yield from call_edits(node, name, other)
 
 
-def call_edits(
-    call: ast.Call, name: str, other: dict
-) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """The ways to break a call of a function with this name."""
+def call_edits(call: ast.Call, name: str, other: dict) -> Edits:
+    """Yield the ways to break a call of a function with this name."""
     func, args, keywords = call.func, call.args, call.keywords
     if name in DROP and args and not isinstance(args[0], ast.Starred):
         yield call, args[0]
@@ -197,11 +192,11 @@ def replaced(source: str, node: ast.AST, new: ast.AST) -> str:
     text = ast.unparse(new)
     if isinstance(new, ast.BinOp | ast.Lambda | ast.UnaryOp | ast.IfExp):
         text = f"({text})"
-    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    code = source.encode()
+    lines = code.splitlines(keepends=True)
     start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
     end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
-    whole = b"".join(lines)
-    return b"".join([whole[:start], text.encode(), whole[end:]]).decode()
+    return (code[:start] + text.encode() + code[end:]).decode()
 
 
 def is_left_alone(cell: NotebookNode) -> bool:
@@ -248,85 +243,75 @@ def execute(sources: list[str], seconds: float) -> None:
         shell.configurables.append(InlineBackend.instance(parent=shell))
         shell.showtraceback = lambda *_, **__: None
         for source in sources:
-            result = shell.run_cell(source, store_history=True)
-            if error := result.error_before_exec or result.error_in_exec:
-                status = CHECKED if isinstance(error, AssertionError) else RAISED
-                break
-        else:
-            status = SURVIVED
+            shell.run_cell(source, store_history=True).raise_error()
+        status = SURVIVED
+    except AssertionError:
+        status = CHECKED
     finally:
         os._exit(status)
 
 
-def run(sources: list[str], seconds: float) -> int:
-    """Run cells in a process of its own; its exit status."""
-    process = SERVER.Process(target=execute, args=(sources, seconds))
-    process.start()
-    process.join()
-    return process.exitcode
-
-
 def run_all(programs: list[list[str]], seconds: float) -> list[int]:
-    """Run each list of cells in a process of its own; the exit statuses, in order."""
+    """Run each list of cells in a process of its own; return the exit statuses."""
+
+    def run(sources: list[str]) -> int:
+        process = SERVER.Process(target=execute, args=(sources, seconds))
+        process.start()
+        process.join()
+        return process.exitcode
+
     with ThreadPoolExecutor(WORKERS) as pool:
-        return [*pool.map(run, programs, [seconds] * len(programs))]
+        return [*pool.map(run, programs)]
 
 
-def break_book() -> dict[str, tuple[list[NotebookNode], list[Mutant]]]:
-    """Each chapter's cells and its mutants, but for the waived ones."""
-    lines = (ROOT / "tools/equivalent_mutants.txt").read_text().splitlines()
-    waived = {line.rpartition(" | ")[0] for line in lines}
-    found, stale = {}, {*waived}
-    for name, _, cells, _ in chapters(ROOT):
-        keys = {m: f"{name} | {m.was} | {m.now}" for m in mutants(cells)}
-        found[name] = cells, [m for m, key in keys.items() if key not in waived]
-        stale -= {*keys.values()}
-    if stale:
-        raise SystemExit("\n".join(["waived, but no longer there:", *sorted(stale)]))
-    return found
-
-
-def report(path: Path, cells: list[NotebookNode], broken: list[Mutant]) -> list[int]:
-    """Run a chapter and its mutants, print what was not caught; the exit statuses."""
+def report(path: Path, cells: list[NotebookNode]) -> dict[str, int]:
+    """Run a chapter and its mutants, print those that no cell catches, and count."""
     name, text, start = path.stem, path.read_text(), time.perf_counter()
     sources = [cell.source for cell in cells]
     if run_all([sources], 600) != [SURVIVED]:
         raise SystemExit(f"{name} fails before anything is broken: run it first")
-    patience = 30 + 10 * (time.perf_counter() - start)
-    versions = [[*sources[: m.cell], m.source, *sources[m.cell + 1 :]] for m in broken]
-    statuses = run_all(versions, patience)
+    limit = 30 + 10 * (time.perf_counter() - start)
+    broken = [*mutants(cells)]
+    programs = [[*sources[: m.cell], m.source, *sources[m.cell + 1 :]] for m in broken]
+    statuses = run_all(programs, limit)
     for m, status in zip(broken, statuses):
-        if status in (SURVIVED, TIMED_OUT):
+        if status == SURVIVED:
             line = text[: text.index(sources[m.cell])].count("\n") + m.line
-            how = "survived" if status == SURVIVED else "timed out"
-            print(f"{how}: {path.name}:{line}, code cell {m.cell + 1}")
+            print(f"survived: {path.name}:{line}, code cell {m.cell + 1}")
             print(f"    was {m.was}\n    now {m.now}")
     caught = len(broken) - statuses.count(SURVIVED)
     seconds = time.perf_counter() - start
     print(f"{name}: {caught} of {len(broken)} caught in {seconds:.0f} s", flush=True)
-    return statuses
+    checked = statuses.count(CHECKED)
+    return {"broken": len(broken), "caught": caught, "by a check": checked}
+
+
+def share_caught(*parts: dict[str, int]) -> float:
+    """Return the share of these chapters' mutants that are caught."""
+    broken, caught = (sum(part[key] for part in parts) for key in ("broken", "caught"))
+    return caught / max(1, broken)
 
 
 def measure(*wanted: str) -> Iterator[tuple[str, dict[str, int]]]:
-    """Break these chapters, or all; complain at the end if too much of one survives."""
-    book, weak = break_book(), []
+    """Break these chapters, or all; exit with a message if too few are caught."""
+    book = {name: code for name, _, code, _ in chapters(ROOT)}
     if unknown := {*wanted} - {*book}:
         raise SystemExit(f"there is no chapter {unknown}; there are {[*book]}")
-    text = "\n".join(cell.source for cells, _ in book.values() for cell in cells)
+    text = "\n".join(cell.source for code in book.values() for cell in code)
     modules = {*re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)}
     SERVER.set_forkserver_preload([__name__, *modules])  # once, for all processes
+    found = {}
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         cache = {"JAX_COMPILATION_CACHE_DIR": folder}
         for name in wanted or book:
             with patch.dict(os.environ, SETTINGS | cache):
-                statuses = report(ROOT / f"notebooks/{name}.md", *book[name])
-            caught = len(statuses) - statuses.count(SURVIVED)
-            if caught < ENOUGH * len(statuses):
-                weak.append(name)
-            found = {"broken": len(statuses), "caught": caught}
-            yield name, found | {"by a check": statuses.count(CHECKED)}
+                found[name] = report(ROOT / f"notebooks/{name}.md", book[name])
+            yield name, found[name]
+    weak = [n for n, part in found.items() if share_caught(part) < OF_A_CHAPTER]
     if weak:
-        raise SystemExit(f"fewer than {ENOUGH:.0%} caught: {', '.join(weak)}")
+        raise SystemExit(f"fewer than {OF_A_CHAPTER:.0%} caught: {', '.join(weak)}")
+    if not wanted and share_caught(*found.values()) < OF_THE_BOOK:
+        raise SystemExit(f"fewer than {OF_THE_BOOK:.0%} caught in the whole book")
 
 
 def files(chapter: str) -> list[str]:
