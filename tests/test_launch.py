@@ -14,9 +14,9 @@ import launchers
 import pytest
 import train
 import yaml
-from faults import complaints, each
 from lifecycle import SAVED, STAY_DOWN
 from pair import ROOT
+from planted_faults import each, messages
 
 LAUNCH = ROOT / "launch"
 
@@ -166,7 +166,7 @@ def test_jobsets(rule):
 def test_planted_fault_is_found(tmp_path, rule, fault):
     (tmp_path / FILE).parent.mkdir()
     (tmp_path / FILE).write_text((ROOT / FILE).read_text())
-    assert fault.complaint in complaints(rule, tmp_path, fault)
+    assert fault.message in messages(rule, tmp_path, fault)
 
 
 # ------------------------------------------------------------------ the shell scripts

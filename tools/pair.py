@@ -3,9 +3,9 @@
 Every cell tagged shared-NAME, in a chapter or in a page of book/, gets the text of
 book/cells/NAME.py, or of launch/NAME.py, or, as shared-MODULE-PART, that part of
 MODULE.py which a line `# %% PART` begins; and every chapter gets its links.
-Then notebooks/X.ipynb is written from notebooks/X.md, and the tables of README.md and
-book/index.md from all chapters, with the steps of the path above the map. A notebook
-that holds an edit of its own is left alone, and the run fails and says so.
+Then notebooks/X.ipynb is written from notebooks/X.md, and in book/index.md the path
+from DDP and the map of all chapters. A notebook with an edit of its own is not
+overwritten, and the run fails with a message.
 """
 
 import hashlib
@@ -33,10 +33,9 @@ FOLDED = {  # what JupyterLab folds away, as the site does, and Colab as a form
     "hide-cell": {"source_hidden": True, "outputs_hidden": True},
 }
 MARKS = {"read": "●", "skim": "○"}
-PATH = re.compile(r"^:::\{container\} path\n(?s:.*?)^:::$", re.MULTILINE)
+CONTAINER = r"^:::\{{container\}} {}\n(?s:.*?)^:::$"  # of a name, in book/index.md
+TITLE = re.compile(r"^# (.*)$", re.MULTILINE)
 MINUTES = re.compile(r"\babout (\d+) minutes\b", re.IGNORECASE)
-AFTER = "what you can do after it"  # the column of README.md that is written by hand
-UNWRITTEN = "…"  # what a new chapter has there
 
 
 def head_links(root: Path, slug: str) -> str:
@@ -147,61 +146,42 @@ def from_ddp(root: Path) -> list[Path]:
     return [root / f"{file}.md" for file in listed]
 
 
-def with_steps(index: str, steps: list[Path]) -> str:
-    """book/index.md with the steps of the path above its map: of each its title and the
-    minutes that it states, and of all the sum."""
+def steps(root: Path) -> str:
+    """The path from DDP: of each step its title and minutes, and of all the sum."""
     lines, total = [], 0
-    for path in steps:
+    for path in from_ddp(root):
         text = path.read_text() if path.exists() else ""
-        title = re.search(r"^# (.*)$", text, re.MULTILINE)
-        minutes = MINUTES.search(text)
+        title, minutes = TITLE.search(text), MINUTES.search(text)
         if not title or not minutes:
             raise ValueError(f"{path.name} lacks a title, or 'about N minutes'")
         chapter = path.parent.name == "notebooks"
         link = f"../notebooks/{path.stem}.ipynb" if chapter else path.name
         lines.append(f"1. [{title[1]}]({link}): {minutes[1]} minutes.\n")
         total += int(minutes[1])
-    lines += [f"\nTogether {total} minutes.\n"]
-    path = f":::{{container}} path\n{''.join(lines)}:::"
-    index, found = PATH.subn(lambda _: path, index)
-    if found != 1:
-        raise ValueError("book/index.md has one ':::{container} path'")
-    return index
+    return "".join([*lines, f"\nTogether {total} minutes.\n"])
 
 
-def with_table(page: str, columns: list[str], rows: list[list[str]]) -> str:
-    """A page whose table with this last column has these columns and rows."""
-    head, *lines = [f"| {' | '.join(row)} |\n" for row in (columns, *rows)]
-    table = "".join([head, "|---" * len(columns), "|\n", *lines])
-    old = rf"^\|.* {columns[-1]} \|\n(\|.*\n)*"
-    page, found = re.subn(old, lambda _: table, page, flags=re.MULTILINE)
-    if not found:
-        raise ValueError(f"there is no table whose last column is {columns[-1]!r}")
-    return page
-
-
-def with_tables(root: Path, readme: str, index: str) -> tuple[str, str]:
-    """README.md and book/index.md with a row for every chapter.
-
-    What one can do after a chapter stays as README.md has it; the rest of a row comes
-    from the chapter's name and title, and from the paths of _toc.yml.
-    """
-    line = re.compile(r"\(notebooks/\d\d_(\w+)\.ipynb\) \| (.*) \|$", re.MULTILINE)
-    after, marks = dict(line.findall(readme)), paths(root)
-    listed, mapped = [], []
+def map_of_paths(root: Path) -> str:
+    """The table of all chapters, with a column for each path of _toc.yml."""
+    marks = paths(root)
+    rows = [[*marks, "Chapter"], ["---"] * (len(marks) + 1)]
     for path in sorted((root / "notebooks").glob("[0-9][0-9]_*.md")):
-        number, slug = int(path.stem[:2]), path.stem[3:]
-        title = re.search(r"^# (.*)$", path.read_text(), re.MULTILINE)
-        link = f"[{title[1] if title else slug}]({{}}notebooks/{path.stem}.ipynb)"
-        listed.append([str(number), link.format(""), after.pop(slug, UNWRITTEN)])
+        number, title = int(path.stem[:2]), TITLE.search(path.read_text())
+        link = f"[{title[1] if title else path.stem}](../notebooks/{path.stem}.ipynb)"
         dots = [marked.get(number, "") for marked in marks.values()]
-        mapped.append([*dots, f"{number}. {link.format('../')}"])
-    if after:
-        raise ValueError(f"README.md has rows of no chapter: {', '.join(after)}")
-    return (
-        with_table(readme, ["no.", "chapter", AFTER], listed),
-        with_table(index, [*marks, "Chapter"], mapped),
-    )
+        rows.append([*dots, f"{number}. {link}"])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def with_containers(page: str, contents: dict[str, str]) -> str:
+    """A page whose containers of these names have these contents."""
+    for name, content in contents.items():
+        block = f":::{{container}} {name}\n{content}:::"
+        pattern = re.compile(CONTAINER.format(name), re.MULTILINE)
+        page, found = pattern.subn(lambda _: block, page)
+        if found != 1:
+            raise ValueError(f"it needs one ':::{{container}} {name}', not {found}")
+    return page
 
 
 def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
@@ -226,12 +206,12 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
                 continue
             texts[notebook] = nbformat.writes(twin(text)) + "\n"
         texts[path] = text
-    readme, index = root / "README.md", root / "book/index.md"
+    index = root / "book/index.md"
     try:
-        page = with_steps(texts[index], from_ddp(root))
-        texts[readme], texts[index] = with_tables(root, readme.read_text(), page)
+        contents = {"path": steps(root), "map-of-paths": map_of_paths(root)}
+        texts[index] = with_containers(texts[index], contents)
     except ValueError as error:
-        problems.append(f"README.md and book/index.md keep their tables: {error}")
+        problems.append(f"book/index.md is not updated: {error}")
     behind = {p: t for p, t in texts.items() if not p.exists() or p.read_text() != t}
     return behind, problems
 
