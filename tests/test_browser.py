@@ -16,14 +16,14 @@ ERRORS = "book/errors.html"
 COLLECTIVES = "notebooks/05_collectives.html"
 SHARDINGS = "notebooks/09_shardings.html"
 MEMORY = "notebooks/21_memory.html"
-TOOLS = [f"book/{name}.html" for name in ("explorer", "layouts", "calculator")]
+TOOLS = [f"book/{name}.html" for name in ("explorer", "calculator")]
 UNUSUAL = [INDEX, ERRORS, "search.html", COLLECTIVES, MEMORY, *TOOLS]
 CHAPTERS = sorted(f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.md"))
 PAGES = sorted(
     str(path.relative_to(SITE))
     for folder in ("book", "notebooks", ".")
     for path in (SITE / folder).glob("*.html")
-    if path != SITE / "index.html"  # redirects to book/index.html
+    if 'http-equiv="refresh"' not in path.read_text().lower()
 )
 MOVING = [(COLLECTIVES, ".ring"), (SHARDINGS, ".swap")]
 STATUS = (ROOT / "book/status.md").read_text()

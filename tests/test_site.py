@@ -12,6 +12,8 @@ from pair import ROOT
 from published import PREFIX, SITE
 
 pytestmark = pytest.mark.built
+OLD = ROOT / "book/_moved"
+MOVED = [SITE / path.relative_to(OLD) for path in OLD.rglob("*.html")]
 CALLOUT = r"^(Predict|Pitfall|Takeaway)\.$"
 CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 
@@ -31,7 +33,7 @@ def anchors(path: Path) -> set[str]:
 def pages() -> list[Path]:
     found = sorted(SITE.glob("*.html")) + sorted(SITE.glob("[bn]*/*.html"))
     assert found, "there is no site: run nox -s book"
-    return found
+    return [path for path in found if path not in MOVED]
 
 
 def chapters() -> list[tuple[str, BeautifulSoup]]:
@@ -54,6 +56,15 @@ def test_internal_links_lead_somewhere():
                 if unquote(parts.fragment) not in anchors(target):
                     broken.append(f"{path.name}: {link['href']}")
     assert not broken, "\n".join(broken)
+
+
+def test_moved_pages_redirect_to_a_page():
+    for path in MOVED:
+        meta = page(path).find("meta", {"http-equiv": "refresh"})
+        target, anchor = meta["content"].removeprefix("0; url=").split("#")
+        assert path.parent / target in pages(), path
+        assert anchor in anchors(path.parent / target), path
+        assert path.name not in (SITE / "sitemap.xml").read_text(), path
 
 
 def test_pages_can_be_shared_and_found():

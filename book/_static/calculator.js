@@ -1,31 +1,34 @@
-/* The calculator of a step that trains all weights, or adapters beside frozen ones, or that
-   generates: what one device holds and sends, and what binds. Calculator.read and
-   Calculator.generate.read read what is typed, and the others count as chapter 26 does, all
-   without a page. A case holds the sizes of the model, the batch, the chip and the layout. */
+/* The calculator of one step of full fine-tuning, of LoRA, or of decoding: memory, bytes
+   sent and time of one device. Calculator.read and Calculator.generate.read parse the
+   fields; all other functions of Calculator are pure and need no page. A case `at` holds the
+   sizes of the model, the batch, the chip and the layout. */
 "use strict";
 (() => {
   const { productOf, sum, english, three, percent, bytes, check, bar, row, keyed } = Form;
-  const AXES = ["data", "fsdp", "model"];
+  const AXES = ["pipe", "data", "fsdp", "seq", "model"]; // of the mesh, slowest first
   const BOTH = {
-    layers: "Layers", width: "Width", hidden: "MLP width", heads: "Heads",
-    kv_heads: "Key heads", head_size: "Head size", vocabulary: "Vocabulary",
-    axes: "Axes of links", node: "Devices of a node", network: "Network, GB/s",
+    layers: "Layers", width: "Hidden size", hidden: "Intermediate size",
+    heads: "Attention heads", kv_heads: "KV heads", head_size: "Head dimension",
+    vocabulary: "Vocabulary size", axes: "Link axes", node: "Devices per node",
+    network: "Network, GB/s",
   };
   const TRAIN = { ...BOTH, tokens: "Tokens", sequence: "Sequence length", devices: "Devices",
-    data: "data", fsdp: "fsdp", model: "model" };
+    ...Object.fromEntries(AXES.map((axis) => [axis, axis])) };
   const ADAPTERS = { ...TRAIN, rank: "Rank" };
-  const GENERATE = { ...BOTH, rows: "Rows", positions: "Positions", prompt: "Prompt tokens",
-    used: "Prefill, % of peak", replicas: "Replicas", ways: "Ways" };
+  const GENERATE = { ...BOTH, rows: "Sequences", positions: "Cache length",
+    prompt: "Prompt tokens", used: "Prefill, % of peak", replicas: "Replicas",
+    ways: "Tensor parallelism" };
   const LARGEST = 1e9;
-  const BF16 = 2; // bytes of a number that is sent, or kept for the way back
+  const MOST_LISTED = 65536; // devices whose layouts are listed
+  const BF16 = 2; // bytes of an activation, or of an element that is sent
   const F32 = 4; // bytes of a logit
   const GIB = 2 ** 30;
-  const TIGHT = 0.9; // of a device's memory; above it scratch space may not fit
-  const HOP = 1e-6; // seconds that the shortest message takes from a device to the next
+  const TIGHT = 0.9; // of a device's memory; above it temporary memory may not fit
+  const HOP = 1e-6; // seconds of latency for each hop of a ring
 
-  /* Dense bf16 FLOP/s, bytes of memory, bytes/s of memory, bytes/s that a device sends along
-     one axis of links, and how many such axes it has: the chapter's table, and three more
-     whose sources the page names. Only GPUs have nodes: links join a slice of TPUs. */
+  /* Dense bf16 FLOP/s, bytes of memory, bytes/s of memory, bytes/s sent along one axis of
+     links, and the number of such axes: chapter 26's table, and three more whose sources the
+     page names. Only GPUs have nodes: links connect a whole slice of TPUs. */
   const CHIPS = {
     "TPU v5e": [197e12, 16e9, 819e9, 100e9, 2],
     "TPU v5p": [459e12, 95 * GIB, 2765e9, 200e9, 3],
@@ -38,8 +41,8 @@
   };
   /* Bytes for each weight: itself, its gradient, and the rest of the training state. */
   const RECIPES = { "Adam f32": [2, 2, 12], "Adam bf16": [2, 2, 4], "SGD": [2, 2, 0] };
-  /* Bytes of a layer's projections in a frozen base, with the scales of their outputs, or, as
-     QLoRA has them at first, of each 64 weights. */
+  /* Bytes of a layer's projections in a frozen base, with a scale for each output (int8) or
+     for each 64 weights (int4, as in QLoRA). */
   const BASES = {
     "bfloat16": (at) => BF16 * inLayer(at),
     "int8": (at) => inLayer(at) + F32 * outputs(at),
@@ -48,21 +51,23 @@
 
   const total = (parts) => sum(Object.values(parts));
 
-  /* What has to divide what, and why. */
+  /* [size, divisors, reason]: the product of the divisors has to divide the size. */
   const SPLITS = [
-    ["heads", ["kv_heads"], "Every head of keys and values serves equally many queries."],
-    ["heads", ["model"], "Every device has equally many heads."],
-    ["hidden", ["model"], "Every device has equally many hidden features."],
-    ["vocabulary", ["model"], "Every device has equally many rows of the table."],
+    ["heads", ["kv_heads"], "Each KV head serves the same number of query heads."],
+    ["heads", ["model"], "Each device has the same number of heads."],
+    ["hidden", ["model"], "Each device has the same number of hidden features."],
+    ["vocabulary", ["model"], "Each device has the same number of rows of the table."],
   ];
   const RULES = [
     ...SPLITS,
-    ["width", ["fsdp"], "Weights that are sharded are cut there."],
-    ["tokens", ["sequence", "data", "fsdp"], "Every replica and shard has equally many sequences."],
+    ["layers", ["pipe"], "Each stage has the same number of layers."],
+    ["width", ["fsdp"], "FSDP shards the weights along this dimension."],
+    ["sequence", ["seq"], "Each device has an equal part of each sequence."],
+    ["tokens", ["sequence", "data", "fsdp"], "Each replica and shard has the same number of sequences."],
   ];
 
-  /* A case from an object of texts. What cannot be read or counted, or does not divide,
-     throws an Error, whose `field` names the culprit. */
+  /* Parse a case from an object of texts. Throws an Error, whose `field` names the input,
+     for text that is no number, a number out of range, and a size that does not divide. */
   function readBoth(texts, labels) {
     const [flops, memory, memorySpeed, axisSpeed, axes] = CHIPS[texts.chip];
     const at = {
@@ -70,8 +75,8 @@
       matrices: texts.gated === "yes" ? 3 : 2,
       ...Form.wholeNumbers(texts, labels, LARGEST),
     };
-    check(at.axes <= axes, "axes", `Axes of links is ${english(at.axes)}, and ${texts.chip}`,
-      `has ${axes}. Write ${axes === 1 ? "1" : `1 to ${axes}`}.`);
+    check(at.axes <= axes, "axes", `Link axes is ${english(at.axes)}, but ${texts.chip} has`,
+      `${axes}. Enter ${axes === 1 ? "1" : `1 to ${axes}`}.`);
     return at;
   }
 
@@ -85,17 +90,17 @@
       gathers: texts.gathers === "twice" ? 2 : 1,
       ...readBoth(texts, isWhole ? TRAIN : ADAPTERS),
     };
-    const ways = productOf(at, AXES);
-    check(ways === at.devices, "devices", `Devices is ${english(at.devices)}, and`,
-      `${AXES.join(" × ")} = ${english(ways)}.`,
-      ways <= LARGEST ? `Write ${english(ways)}, or change` : "Change", "data, fsdp or model.");
-    Form.checkRules(at, RULES, TRAIN, LARGEST, (name) => TRAIN[name], english);
+    const size = productOf(at, AXES);
+    check(size === at.devices, "devices", `Devices is ${english(at.devices)}, but`,
+      `${AXES.join(" × ")} = ${english(size)}.`,
+      size <= LARGEST ? `Enter ${english(size)}, or change` : "Change", "an axis of the mesh.");
+    Form.checkRules(at, RULES, TRAIN, LARGEST);
     check(Number.isSafeInteger(sum(at.recipe) * weights(at)), "width",
-      "The model has more bytes than this page can count. Take a smaller width.");
+      "The model has more bytes than this page can count. Enter a smaller hidden size.");
     check(Number.isSafeInteger(Math.ceil(sum(at.recipe) * adapters(at))), "rank",
-      "The adapters have more bytes than this page can count. Take a lower rank.");
+      "The adapters have more bytes than this page can count. Enter a lower rank.");
     check(Number.isSafeInteger(Math.ceil(total(held(at)) + total(sent(at)))), "tokens",
-      "A device has more bytes to hold and send than this page can count. Take fewer tokens.");
+      "A device stores and sends more bytes than this page can count. Enter fewer tokens.");
     return at;
   }
 
@@ -103,66 +108,93 @@
      on all devices together. */
   const inLayer = ({ width, hidden, heads, kv_heads, head_size, matrices }) =>
     2 * width * head_size * (heads + kv_heads) + matrices * width * hidden;
-  const weights = (at) => at.layers * inLayer(at) + 2 * at.vocabulary * at.width;
+  const inTables = ({ vocabulary, width }) => 2 * vocabulary * width;
+  const weights = (at) => at.layers * inLayer(at) + inTables(at);
   const outputs = ({ width, hidden, heads, kv_heads, head_size, matrices }) =>
     head_size * (heads + 2 * kv_heads) + 2 * width + (matrices - 1) * hidden;
-  /* The sides of a layer's projections that `model` cuts; the others are as wide as the model. */
-  const cutSides = ({ hidden, heads, kv_heads, head_size, matrices }) =>
+  /* The sides of a layer's projections that `model` shards; the others have the hidden size. */
+  const shardedSides = ({ hidden, heads, kv_heads, head_size, matrices }) =>
     2 * head_size * (heads + kv_heads) + matrices * hidden;
-  const storedBytes = (at) => at.layers * at.base(at) + 2 * BF16 * at.vocabulary * at.width;
-  /* Numbers of the adapters that a device holds: they are cut by `model` alone. */
+  const storedBytes = (at) => at.layers * at.base(at) + BF16 * inTables(at);
+  /* Elements of all layers' adapters on a device: `model` alone shards them. */
   const adapters = (at) => at.rank * at.layers
-    * ((4 + at.matrices) * at.width + cutSides(at) / at.model);
+    * ((4 + at.matrices) * at.width + shardedSides(at) / at.model);
   const multiplied = (at) => at.layers * inLayer(at) + at.vocabulary * at.width;
-  /* A frozen weight has no gradient, and all ways of `model` multiply what they do not cut. */
+  /* A frozen weight has no gradient, and each device of `model` computes the unsharded sides. */
   const stepFlops = (at) => ((at.rank ? 4 : 6) * multiplied(at) + 6 * at.model * adapters(at))
     * at.tokens;
   const attentionFlops = ({ layers, tokens, sequence, heads, head_size }) =>
     12 * layers * tokens * sequence * heads * head_size;
-  /* What is computed a second time if layers keep their inputs alone: the way forward, but
-     for the last product of each layer, and attention's third of it. */
+  /* Recomputation of layers that keep their inputs only: the forward pass, without the last
+     product of each layer, and a third of attention's FLOPs. */
   const againFlops = (at) => (at.again ? attentionFlops(at) / 3
     + 2 * at.layers * (inLayer(at) - at.width * at.hidden) * at.tokens
     + 2 * at.model * (adapters(at) - at.layers * at.rank * at.width) * at.tokens : 0);
   const allFlops = (at) => stepFlops(at) + attentionFlops(at) + againFlops(at);
 
+  /* A pipeline: as many microbatches as the sequences of a replica allow, but at most 16, or
+     4 for each stage. Each of its ticks runs a stage's layers on one microbatch. */
+  function pipeline({ layers, tokens, sequence, pipe, data, fsdp, seq }) {
+    const sequences = tokens / (sequence * data * fsdp);
+    let microbatches = pipe === 1 ? 1 : Math.min(sequences, Math.max(16, 4 * pipe));
+    while (sequences % microbatches > 0) microbatches -= 1;
+    const ticks = microbatches + pipe - 1;
+    const local = tokens / (data * fsdp * seq); // tokens of a device
+    return { microbatches, ticks, runs: ticks * layers / pipe, local, micro: local / microbatches };
+  }
+
   const gather = (bytes, n) => (n - 1) / n * bytes; // on a ring; a scatter sends as many
 
   /* Bytes that one device sends in a step, by axis of the mesh. */
   function sent(at) {
-    const { layers, tokens, width, rank, matrices, again, data, fsdp, model } = at;
-    const gradients = BF16 * (rank ? adapters(at) : weights(at) / model);
-    // two blocks, there and back, and the first once more if it is computed again; of each
-    // adapter what it has between its two matrices, there for two and back for the others
+    const { width, rank, matrices, again, kv_heads, head_size } = at;
+    const { pipe, data, fsdp, seq, model } = at;
+    const { ticks, runs, micro } = pipeline(at);
+    const tables = BF16 * inTables(at) / (fsdp * model); // each stage has both
+    const gradients = rank ? BF16 * adapters(at) / pipe
+      : (BF16 * at.layers * inLayer(at) / (pipe * model) + tables * fsdp);
+    const shard = gradients / fsdp;
+    const scattered = rank ? 2 * gradients // adapters are not sharded by fsdp
+      : gradients + (scatters(at) - 1) * (gradients - tables * fsdp);
+    // two blocks, forward and backward, and the first once more if it is recomputed; of each
+    // adapter what lies between its two matrices, forward for two and backward for the others
     const summed = (again ? 5 : 4) * width + ((again ? 6 : 4) + matrices) * rank;
+    const keysAndValues = 2 * BF16 * micro * kv_heads * head_size / model;
     return {
-      data: 2 * gather(gradients / fsdp, data),
-      fsdp: sentForBase(at) + (rank ? 2 : 1) * gather(gradients, fsdp), // adapters are whole
-      model: 2 * layers * gather(BF16 * summed * tokens / (data * fsdp), model),
+      pipe: pipe === 1 ? 0 : 2 * ticks * BF16 * micro * width
+        + (rank ? 0 : 2 * gather(tables / (seq * data), pipe)),
+      data: 2 * gather(shard / seq, data),
+      fsdp: sentForBase(at) + gather(scattered, fsdp),
+      seq: 2 * gather(shard, seq) + runs * (seq - 1) * (again ? 3 : 2) * keysAndValues,
+      model: 2 * runs * gather(BF16 * summed * micro, model),
     };
   }
-  const sentForBase = (at) => at.gathers * gather(storedBytes(at) / at.model, at.fsdp);
+  /* How often fsdp gathers and scatters a layer: with a pipeline, forward once, and backward in
+     each tick. */
+  const scatters = (at) => (at.gathers === 2 ? pipeline(at).ticks : 1);
+  const sentForBase = (at) => gather(at.gathers * BF16 * inTables(at) + (at.gathers - 1 + scatters(at))
+    * at.layers * at.base(at) / at.pipe, at.fsdp) / at.model;
 
-  /* Bytes that one device holds, by what they are. */
+  /* Bytes that one device stores, by what they are. */
   function held(at) {
-    const { layers, width, tokens, gathers, rank, data, fsdp, model } = at;
-    const frozen = rank ? storedBytes(at) / (fsdp * model) : 0;
-    const trained = rank ? adapters(at) : weights(at) / (fsdp * model);
+    const { width, gathers, rank, pipe, fsdp, model } = at;
+    const { runs, local, micro } = pipeline(at);
+    const stage = { ...at, layers: at.layers / pipe };
+    const frozen = rank ? storedBytes(stage) / (fsdp * model) : 0;
+    const trained = rank ? adapters(stage) : weights(stage) / (fsdp * model);
     const [weight, gradient, state] = at.recipe.map((size) => size * trained);
-    const gathered = gathers === 1 ? gather(storedBytes(at) / model, fsdp) : 0;
-    const here = BF16 * tokens / (data * fsdp);
-    // what the products of a layer need on the way back
-    const whole = here * (4 * width + cutSides(at) / model + (4 + at.matrices) * rank);
-    const kept = layers * (at.again ? here * width : whole);
-    const layer = (gathers === 2 ? gather(at.base(at) / model, fsdp) : 0)
-      + (at.again ? whole : 0);
-    const logits = 2 * F32 * tokens / (data * fsdp) * at.vocabulary / model;
-    return { frozen, weight, gradient, state, gathered, kept, layer, logits };
+    const gathered = gathers === 1 ? gather(storedBytes(stage) / model, fsdp) : 0;
+    // what the backward pass of a layer reads, for one microbatch
+    const all = BF16 * micro * (4 * width + shardedSides(at) / model + (4 + at.matrices) * rank);
+    const activations = runs * (at.again ? BF16 * micro * width : all);
+    const layer = (gathers === 2 ? gather(at.base(at) / model, fsdp) : 0) + (at.again ? all : 0);
+    const logits = 2 * F32 * local * at.vocabulary / model;
+    return { frozen, weight, gradient, state, gathered, activations, layer, logits };
   }
 
   /* Bytes/s of the rings along an axis of the mesh: those of the links, or, where a ring
-     leaves the node, of the network cards that its members in one node have. Devices are
-     counted off along the last axis first. */
+     leaves the node, of the network cards of its members in one node. The last axis varies
+     fastest in the device order. */
   function speed(at, axis) {
     const links = at.axes * at.chip.axisSpeed;
     const inner = productOf(at, AXES.slice(AXES.indexOf(axis) + 1));
@@ -172,117 +204,136 @@
   }
   const leaving = (at) => AXES.filter((axis) => speed(at, axis) < at.axes * at.chip.axisSpeed);
 
-  /* Seconds of one step, each alone. What is held is read once and written once, unless it is
-     frozen. */
+  /* Seconds of one step, each alone. What is stored is read once and written once, unless it
+     is frozen; a pipeline computes in all ticks, also where it has no microbatch. */
   function times(at) {
     const { flops, memorySpeed } = at.chip;
+    const { ticks, microbatches } = pipeline(at);
     return {
-      arithmetic: allFlops(at) / at.devices / flops,
-      wires: sum(Object.entries(sent(at)).map(([axis, size]) => size / speed(at, axis))),
+      compute: allFlops(at) / at.devices / flops * ticks / microbatches,
+      communication: sum(Object.entries(sent(at)).map(([axis, size]) => size / speed(at, axis))),
       memory: (2 * total(held(at)) - held(at).frozen) / memorySpeed,
     };
   }
   const leastSeconds = (at, count = times) => Math.max(...Object.values(count(at)));
-  /* One after the other, and all that is sent along one axis of links. */
+  /* Communication overlaps with nothing, and uses one axis of links. */
   function mostSeconds(at, count = times) {
-    const { arithmetic, wires, memory } = count({ ...at, axes: 1 });
-    return Math.max(arithmetic, memory) + wires;
+    const { compute, communication, memory } = count({ ...at, axes: 1 });
+    return Math.max(compute, memory) + communication;
   }
-  const binds = (alone) => Object.keys(alone).reduce((a, b) => (alone[b] > alone[a] ? b : a));
+  const bound = (alone) => Object.keys(alone).reduce((a, b) => (alone[b] > alone[a] ? b : a));
 
-  /* The three inequalities: what the case has, and what arithmetic needs to bind. */
+  /* The three inequalities: what the case has, and what it needs to be compute-bound. */
   function limits(at) {
     const intensity = (axis) => at.chip.flops / speed(at, axis); // FLOPs for a byte sent
     return {
-      data: { has: at.tokens / at.data, above: intensity("data") },
-      fsdp: { has: at.tokens / (at.data * at.fsdp), above: intensity("fsdp") },
+      data: { has: at.tokens / (at.data * at.seq), above: intensity("data") },
+      fsdp: { has: at.tokens / (at.data * at.fsdp * at.seq), above: intensity("fsdp") },
       model: { has: at.model, below: at.hidden / intensity("model") },
     };
   }
 
-  /* Generating. A case has `data` replicas of `model` ways, of which `keyWays` cut the key
-     heads, and `group` share each; `rows` are those of one replica. A layout of the cache says
-     into how many parts the cache is cut, what else has to divide, and what a layer sends for
-     it: [passes round a ring, bytes, devices], an all-reduce being two passes. */
+  /* All layouts of as many devices that the sizes allow: first those that fit, then by the
+     times at best and at worst. */
+  function layouts(at) {
+    if (at.devices > MOST_LISTED) return [];
+    const factors = [...Array(at.devices + 1).keys()].filter((n) => at.devices % n === 0);
+    const along = (found, axis) => found.flatMap((one) => factors
+      .filter((n) => at.devices % (n * productOf(one, AXES)) === 0)
+      .map((n) => ({ ...one, [axis]: n }))
+      .filter((more) => !Form.broken(more, RULES)));
+    const single = { ...at, ...Object.fromEntries(AXES.map((axis) => [axis, 1])) };
+    return AXES.reduce(along, [single])
+      .filter((layout) => productOf(layout, AXES) === at.devices)
+      .map((layout) => ({ layout, holds: total(held(layout)),
+        best: leastSeconds(layout), worst: mostSeconds(layout) }))
+      .sort((a, b) => (a.holds > at.chip.memory) - (b.holds > at.chip.memory)
+        || a.best - b.best || a.worst - b.worst || a.holds - b.holds);
+  }
+
+  /* Generating. A case has `data` replicas of `model` devices, which shard the KV heads
+     `keyWays` ways, so that `group` devices share each; `rows` are the sequences of one
+     replica. A layout of the cache has the number of its shards, further rules, and what a
+     layer sends for it: [passes around a ring, bytes, devices]; an all-reduce is two passes. */
   const CACHES = {
-    "by key heads": { cut: (at) => at.keyWays, rules: [], sends: () => [] },
-    "by key heads and positions": {
-      cut: (at) => at.model,
-      rules: [["positions", ["group"], "Each of them has equally many positions."]],
-      sends: (at) => [[2, queries(at) / at.keyWays, at.group], // gathered; mixed and scattered
-        [3, F32 * at.rows * at.heads / at.keyWays, at.group]], // softmax: top, scattered sums
+    "by KV heads": { shards: (at) => at.keyWays, rules: [], sends: () => [] },
+    "by KV heads and positions": {
+      shards: (at) => at.model,
+      rules: [["positions", ["group"], "Each of them has the same number of positions."]],
+      sends: (at) => [[2, queries(at) / at.keyWays, at.group], // all-gather; reduce-scatter of the results
+        [3, F32 * at.rows * at.heads / at.keyWays, at.group]], // softmax: all-reduce of maxima, reduce-scatter of sums
     },
-    "by key heads and rows": {
-      cut: (at) => at.model,
-      rules: [["rows", ["data", "group"], "Each of them has equally many rows of the cache."]],
-      sends: (at) => [[2, queries(at) / at.model, at.group]], // to their rows, and back
+    "by KV heads and sequences": {
+      shards: (at) => at.model,
+      rules: [["rows", ["data", "group"], "Each of them has the same number of sequences."]],
+      sends: (at) => [[2, queries(at) / at.model, at.group]], // to their sequences, and back
     },
-    "whole": { cut: () => 1, rules: [], sends: (at) => [[2, keys(at), at.keyWays]] },
+    "replicated": { shards: () => 1, rules: [], sends: (at) => [[2, keys(at), at.keyWays]] },
   };
   const queries = (at) => BF16 * at.rows * at.heads * at.head_size;
   const keys = (at) => BF16 * at.rows * at.kv_heads * at.head_size;
 
   function readGenerate(texts) {
-    const at = { ...readBoth(texts, GENERATE), layout: CACHES[texts.cache], fsdp: 1,
+    const at = { ...readBoth(texts, GENERATE), layout: CACHES[texts.cache], pipe: 1, fsdp: 1, seq: 1,
       weightBytes: Number(texts.weight_bytes), cacheBytes: Number(texts.cache_bytes) };
     [at.data, at.model, at.devices] = [at.replicas, at.ways, at.replicas * at.ways];
     at.keyWays = Form.divisor(at.kv_heads, at.model);
     at.group = at.model / at.keyWays;
-    check(at.devices <= LARGEST, "ways", "Replicas × Ways is larger than this page counts.",
-      `Write at most ${english(Math.floor(LARGEST / at.data))} ways.`);
-    check(at.prompt <= at.positions, "prompt", `Prompt tokens is ${english(at.prompt)}, and`,
-      `Positions is ${english(at.positions)}. Write at most that, or more positions.`);
-    check(at.used <= 100, "used", "Prefill, % of peak is over 100. Write at most 100.");
-    const words = { ...GENERATE, data: "Replicas", model: "Ways", group: "ways to a key head" };
-    Form.checkRules(at, [...SPLITS, ["rows", ["data"], "Every replica has equally many rows."],
-      ...at.layout.rules], GENERATE, LARGEST, (name) => words[name], english);
+    check(at.devices <= LARGEST, "ways", "There are more devices than this page can count.",
+      `Enter at most ${english(Math.floor(LARGEST / at.data))} for tensor parallelism.`);
+    check(at.prompt <= at.positions, "prompt", `Prompt tokens is ${english(at.prompt)}, but`,
+      `Cache length is ${english(at.positions)}. Enter a shorter prompt, or a longer cache.`);
+    check(at.used <= 100, "used", "Prefill, % of peak is over 100. Enter at most 100.");
+    Form.checkRules(at, [...SPLITS, ["rows", ["data"], "Each replica has the same number of sequences."],
+      ...at.layout.rules], { ...GENERATE, data: "Replicas", model: "Tensor parallelism",
+      group: "devices per KV head" }, LARGEST);
     at.rows /= at.data;
     check(Number.isSafeInteger(Math.ceil(4 * weights(at) + rowBytes(at))), "width",
-      "The model has more bytes than this page can count. Take a smaller width.");
+      "The model has more bytes than this page can count. Enter a smaller hidden size.");
     check(Number.isSafeInteger(Math.ceil(total(heldToGenerate(at)))), "rows",
-      "A device has more bytes to hold than this page can count. Take fewer rows.");
+      "A device stores more bytes than this page can count. Enter fewer sequences.");
     return at;
   }
 
-  /* Weights of keys and values that a device has because others of its group have them, times
-     the ways; bytes of the weights that a step reads, and of a row's cache, whole. */
+  /* Copies of K and V projections within a group, times the devices of a replica; bytes of
+     the weights that a step reads, and of one sequence's unsharded cache. */
   const repeated = ({ layers, width, head_size, kv_heads, group }) =>
     (group - 1) * 2 * layers * width * head_size * kv_heads;
-  const readBytes = (at) => at.weightBytes * (multiplied(at) + repeated(at)) / at.model;
+  const readWeights = (at) => at.weightBytes * (multiplied(at) + repeated(at)) / at.model;
   const rowBytes = ({ layers, kv_heads, head_size, positions, cacheBytes }) =>
     cacheBytes * 2 * layers * kv_heads * head_size * positions;
-  /* A device that holds the whole cache looks at the key heads of its own queries alone. */
-  const lookedAt = (at) => at.rows * rowBytes(at) / Math.max(at.layout.cut(at), at.keyWays);
+  /* A device with a replicated cache reads only the KV heads of its own queries. */
+  const readCache = (at) => at.rows * rowBytes(at) / Math.max(at.layout.shards(at), at.keyWays);
 
   function heldToGenerate(at) {
     return {
       weight: at.weightBytes * (weights(at) + repeated(at)) / at.model,
-      cache: at.rows * rowBytes(at) / at.layout.cut(at),
+      cache: at.rows * rowBytes(at) / at.layout.shards(at),
       logits: F32 * at.rows * at.vocabulary / at.model,
     };
   }
-  /* The most rows of all replicas that leave a tenth of the memory free, and are accepted. */
+  /* The largest batch over all replicas that leaves a tenth of the memory free. */
   function mostRows(at) {
     const { weight, cache, logits } = heldToGenerate({ ...at, rows: 1 });
-    const step = at.layout === CACHES["by key heads and rows"] ? at.group : 1; // rows of a replica
+    const step = at.layout === CACHES["by KV heads and sequences"] ? at.group : 1; // sequences of a replica
     const most = Math.min((TIGHT * at.chip.memory - weight) / (cache + logits), LARGEST / at.data);
     return Math.max(0, Math.floor(most / step)) * step * at.data;
   }
-  /* The rows of a replica beyond which arithmetic takes longer than the memory. */
+  /* The sequences of a replica above which compute takes longer than memory. */
   function criticalRows(at) {
     const { flops, memorySpeed } = at.chip;
     const one = { ...at, rows: 1 };
-    const gain = decodeFlops(one) / at.model / flops - lookedAt(one) / memorySpeed;
-    return gain > 0 ? readBytes(at) / memorySpeed / gain : Infinity;
+    const gain = decodeFlops(one) / at.model / flops - readCache(one) / memorySpeed;
+    return gain > 0 ? readWeights(at) / memorySpeed / gain : Infinity;
   }
 
   const scores = (at, tokens, sequence) => attentionFlops({ ...at, tokens, sequence }) / 3;
   const decodeFlops = (at) => 2 * (multiplied(at) + repeated(at)) * at.rows
     + scores(at, at.rows, at.positions);
-  const prefillFlops = (at) => scores(at, at.prompt, at.prompt) // the head: for the last alone
+  const prefillFlops = (at) => scores(at, at.prompt, at.prompt) // the head: for the last token only
     + 2 * ((at.layers * inLayer(at) + repeated(at)) * at.prompt + at.vocabulary * at.width);
 
-  /* The sums of the blocks and of the embedding, and what the layout of the cache sends. */
+  /* The all-reduces of the blocks and of the embedding, and what the cache's layout sends. */
   const sums = (at, tokens) =>
     [[2 * (2 * at.layers + 1), BF16 * tokens * at.width, at.model]];
   const forCache = (at) => at.layout.sends(at).map(([n, ...rest]) => [n * at.layers, ...rest]);
@@ -293,77 +344,78 @@
     ({ sums: ringBytes(sums(at, at.rows)), cache: ringBytes(forCache(at)) });
   const sentSeconds = (at) => total(sentToGenerate(at)) / speed(at, "model");
 
-  /* Seconds of a step that adds a token to each row, and of one prompt's way to its first. */
+  /* Seconds of a decode step, and of the prefill of one prompt. */
   const decodeTimes = (at) => ({
-    arithmetic: decodeFlops(at) / at.model / at.chip.flops,
-    wires: ringSeconds(at, [...sums(at, at.rows), ...forCache(at)]),
-    memory: (readBytes(at) + lookedAt(at)) / at.chip.memorySpeed,
+    compute: decodeFlops(at) / at.model / at.chip.flops,
+    communication: ringSeconds(at, [...sums(at, at.rows), ...forCache(at)]),
+    memory: (readWeights(at) + readCache(at)) / at.chip.memorySpeed,
   });
   const prefillTimes = (at) => ({
-    arithmetic: prefillFlops(at) / at.model / (at.chip.flops * at.used / 100),
-    wires: ringSeconds(at, sums(at, at.prompt)),
-    memory: readBytes(at) / at.chip.memorySpeed,
+    compute: prefillFlops(at) / at.model / (at.chip.flops * at.used / 100),
+    communication: ringSeconds(at, sums(at, at.prompt)),
+    memory: readWeights(at) / at.chip.memorySpeed,
   });
 
   globalThis.Calculator = { CHIPS, RECIPES, read, weights, multiplied, stepFlops, attentionFlops,
-    againFlops, sent, held, speed, times, leastSeconds, mostSeconds, binds, limits,
+    againFlops, sent, held, pipeline, speed, times, leastSeconds, mostSeconds, bound, limits,
+    layouts,
     generate: { CACHES, read: readGenerate, held: heldToGenerate, sent: sentToGenerate, rowBytes,
       mostRows, criticalRows, decodeTimes, prefillTimes } };
   const root = document.querySelector("#explorer");
   if (!root) return;
 
-  /* Words. Those that become HTML hold numbers and names that stand above. */
+  /* Words. Those that become HTML contain only numbers and the names above. */
   const seconds = (n) => (n >= 1 || n === 0 ? `${three(n)} s`
     : n >= 1e-3 ? `${three(1e3 * n)} ms` : `${three(1e6 * n)} µs`);
-  const devicesHold = (at, holds, has = at.chip.memory) =>
-    `${at.devices === 1 ? "The one device" : `Each of ${english(at.devices)} devices`} `
-    + (holds <= TIGHT * has ? `holds ${bytes(holds)} of its ${bytes(has)}.`
-      : holds <= has ? `holds ${bytes(holds)} of its ${bytes(has)}: less than a tenth is left,`
-        + " and the compiler's scratch space may not fit."
-      : `would hold ${bytes(holds)}, and has ${bytes(has)}: this does not fit.`);
-  const inAStep = (sends, least, most, binding, mostly = "") =>
-    ` It sends ${bytes(sends)} in a step, which takes ${seconds(least)} at best, where ${binding}`
-    + ` ${binding === "wires" ? "bind" : "binds"}${mostly}, and ${seconds(most)} at worst:`;
+  const memory = (at, holds, has = at.chip.memory) =>
+    `${at.devices === 1 ? "The one device" : `Each of ${english(at.devices)} devices`} needs`
+    + ` ${bytes(holds)} of its ${bytes(has)}`
+    + (holds <= TIGHT * has ? "." : holds <= has
+      ? ": less than a tenth is left, and temporary memory may not fit." : ": this does not fit.");
+  const stepTakes = (sends, least, most, bound) =>
+    ` It sends ${bytes(sends)} per step. A step is ${bound} and takes ${seconds(least)} at`
+    + ` best and ${seconds(most)} at worst:`;
   const leavesNode = (at, names) => (names.length
-    ? ` What ${names.join(" and ")} ${names.length > 1 ? "send" : "sends"} leaves`
-      + ` the node of ${english(at.node)} and waits for the network.` : "");
+    ? ` The rings of ${names.join(" and ")} leave the node of ${english(at.node)} and use the`
+      + " network." : "");
 
   function answer(at) {
-    const { arithmetic } = times(at);
+    const { compute } = times(at);
     const [least, most] = [leastSeconds(at), mostSeconds(at)];
-    return devicesHold(at, total(held(at)))
-      + inAStep(total(sent(at)), least, most, binds(times(at)))
-      + ` ${three(at.tokens / least)} to ${three(at.tokens / most)} tokens a second, with the`
-      + ` arithmetic at ${percent(arithmetic, least)} to ${percent(arithmetic, most)} of its peak.`
+    return memory(at, total(held(at)))
+      + stepTakes(total(sent(at)), least, most, `${bound(times(at))}-bound`)
+      + ` ${three(at.tokens / least)} to ${three(at.tokens / most)} tokens/s, compute busy for`
+      + ` ${percent(compute, least)} to ${percent(compute, most)} of the time.`
       + leavesNode(at, leaving(at))
-      + (at.rank ? toTrainAll({ ...at, rank: 0, base: BASES.bfloat16 }) : "");
+      + (at.rank ? fullFineTuning({ ...at, rank: 0, base: BASES.bfloat16 }) : "");
   }
-  const toTrainAll = (at) => " To train all weights"
-    + ` a device would hold ${bytes(total(held(at)))} and send ${bytes(total(sent(at)))}, and a step`
-    + ` would take ${seconds(leastSeconds(at))} at best.`;
+  const fullFineTuning = (at) => ` Training all weights would need ${bytes(total(held(at)))} per`
+    + ` device, send ${bytes(total(sent(at)))}, and take ${seconds(leastSeconds(at))} at best.`;
 
   function answerGenerate(at, [least, most], [first, late]) {
-    const [rows, binding] = [mostRows(at), binds(decodeTimes(at))];
-    const mostly = { arithmetic: "", wires: sentSeconds(at) > 0.5 * decodeTimes(at).wires
-      ? ", mostly by their bytes" : ", mostly by their latency",
-    memory: lookedAt(at) > readBytes(at) ? ", mostly for the cache" : ", mostly for the weights",
+    const [rows, binding] = [mostRows(at), bound(decodeTimes(at))];
+    const mostly = {
+      compute: "",
+      communication: sentSeconds(at) > 0.5 * decodeTimes(at).communication
+        ? " (mostly by bandwidth)" : " (mostly by latency)",
+      memory: readCache(at) > readWeights(at) ? " (mostly by the cache)"
+        : " (mostly by the weights)",
     }[binding];
-    return devicesHold(at, total(heldToGenerate(at)))
-      + (rows ? ` With a tenth left, at most ${english(rows)} ${rows > 1 ? "rows fit" : "row fits"}.`
-        : " With a tenth left, no row fits.")
-      + inAStep(total(sentToGenerate(at)), least, most, binding, mostly)
-      + ` ${three(1 / least)} to ${three(1 / most)} tokens a second for each row, and`
-      + ` ${three(at.rows * at.data / least)} to ${three(at.rows * at.data / most)} in all. A prompt`
-      + ` of ${english(at.prompt)} has its first token after ${seconds(first)} to ${seconds(late)}.`
-      + (at.group > 1 ? ` With ${english(at.kv_heads)} key heads for ${english(at.model)} ways, the`
-        + ` matrices of each are held ${english(at.group)} times`
-        + `${at.layout === CACHES["by key heads"] ? ", and its cache, too" : ""}.` : "")
-      + leavesNode(at, leaving(at).includes("model") ? ["a replica"] : []);
+    return memory(at, total(heldToGenerate(at)))
+      + ` With a tenth left free, ${rows ? `at most ${english(rows)}` : "no"} sequences fit.`
+      + stepTakes(total(sentToGenerate(at)), least, most, `${binding}-bound${mostly}`)
+      + ` ${three(1 / least)} to ${three(1 / most)} tokens/s for each sequence, and`
+      + ` ${three(at.rows * at.data / least)} to ${three(at.rows * at.data / most)} in total. Time to`
+      + ` first token of a prompt of ${english(at.prompt)}: ${seconds(first)} to ${seconds(late)}.`
+      + (at.group > 1 ? ` With ${english(at.kv_heads)} KV heads on ${english(at.model)} devices,`
+        + ` ${english(at.group)} devices have a copy of each KV head's weights`
+        + `${at.layout === CACHES["by KV heads"] ? ", and of its cache" : ""}.` : "")
+      + leavesNode(at, leaving(at).includes("model") ? ["tensor parallelism"] : []);
   }
 
   function limit(axis, { has, above, below }, at) {
     const holds = above ? has > above : has < below;
-    return row(axis, above ? `over ${three(above)} tokens` : `under ${three(below)} ways`,
+    return row(axis, above ? `over ${three(above)} tokens` : `under ${three(below)} devices`,
       english(has), at[axis] === 1 ? "unused" : holds ? "yes" : "no");
   }
 
@@ -371,9 +423,8 @@
      are hidden and not read. */
   const CHOICES = ["for", "chip", "recipe", "gathers", "recompute", "base", "gated", "cache",
     "weight_bytes", "cache_bytes"];
-  const STATE = [...new Set([...CHOICES.slice(0, 1), ...Object.keys({ ...ADAPTERS, ...GENERATE }),
-    ...CHOICES])];
-  const { part, field, start } = Form.connect(root, STATE, CHOICES, (texts) => {
+  const STATE = [...new Set(["for", ...Object.keys({ ...ADAPTERS, ...GENERATE }), ...CHOICES])];
+  const { part, field, take, start } = Form.connect(root, STATE, CHOICES, (texts) => {
     for (const only of root.querySelectorAll("[data-for]"))
       only.hidden = !only.dataset.for.split(" ").includes(texts.for);
     if (texts.for === "generate") showGenerate(readGenerate(texts)); else show(read(texts));
@@ -384,73 +435,102 @@
     part("held-bar").innerHTML = bar(parts, Math.max(all, at.chip.memory), "Of a device's memory");
     part("held").innerHTML = [
       ...parts.map((entry, i) => row(keyed(entry, i), english(entry[1]))),
-      row("Held", english(all)),
-      row("A device has", english(at.chip.memory)),
+      row("Total", english(all)),
+      row("Memory of a device", english(at.chip.memory)),
     ].join("");
   }
   function showSent(sizes) {
-    const [sentBar, rows] = Form.shares(sizes, 3, "Of what a device sends");
+    const [sentBar, rows] = Form.shares(sizes, 3, "Of the bytes sent");
     part("sent-bar").innerHTML = sentBar;
     part("kinds").innerHTML = rows;
   }
-  const [BEST, WORST] = ["at best: the longest", "at worst: wires not hidden"];
+  const [BEST, WORST] = ["at best: all overlap", "at worst: communication exposed"];
   const timeRows = (spans, tokens) => Object.entries(spans).map(([name, span]) =>
     row(name, seconds(span), span ? three(tokens / span) : "no limit")).join("");
 
   function show(at) {
     part("answer").textContent = answer(at);
 
-    const { frozen, weight, gradient, state, gathered, kept, layer, logits } = held(at);
-    showHeld(at, [...(at.rank ? [["Frozen base", frozen, 0], ["Adapters", weight, 4]]
-      : [["Weights", weight, 0]]), ["Gradients", gradient, 2], ["Optimizer", state, 1],
-      ["Kept gathered", gathered, 3], ["Kept for the way back", kept, 5],
-      ["The layer at work", layer, 6], ["Logits, with gradient", logits, 7]]);
+    const { frozen, weight, gradient, state, gathered, activations, layer, logits } = held(at);
+    showHeld(at, [...(at.rank ? [["Frozen weights", frozen, 0], ["Adapters", weight, 4]]
+      : [["Weights", weight, 0]]), ["Gradients", gradient, 2], ["Optimizer state", state, 1],
+      ["Gathered weights", gathered, 3], ["Activations", activations, 5],
+      ["Current layer", layer, 6], ["Logits and gradient", logits, 7]]);
     showSent(sent(at));
     part("times").innerHTML = timeRows({ ...times(at), [BEST]: leastSeconds(at),
       [WORST]: mostSeconds(at) }, at.tokens);
     part("limits").innerHTML = Object.entries(limits(at)).map(([axis, one]) =>
       limit(axis, one, at)).join("");
     const flops = allFlops(at);
+    const { microbatches, ticks } = pipeline(at);
     part("weights").textContent = `The model has ${english(weights(at))} weights, and every token`
       + ` is multiplied with ${english(multiplied(at))} of them.${at.rank ? adapted(at) : ""}`
-      + ` Attention's scores and mixing are`
-      + ` ${percent(attentionFlops(at), flops)} of the arithmetic, and what is computed a second time`
-      + ` ${percent(againFlops(at), flops)}.`;
+      + ` Attention scores are ${percent(attentionFlops(at), flops)} of the FLOPs, and`
+      + ` recomputation ${percent(againFlops(at), flops)}.`
+      + (at.pipe > 1 ? ` With ${english(microbatches)} microbatches the pipeline bubble is`
+        + ` ${percent(at.pipe - 1, ticks)}.` : "");
+    showLayouts(at);
   }
 
   function adapted(at) {
+    const fromBase = sentForBase(at);
     const { data, fsdp } = sent(at);
     return ` Frozen, they take ${bytes(storedBytes(at))}. The adapters have`
-      + ` ${english(adapters({ ...at, model: 1 }))} weights, and a device holds`
-      + ` ${english(adapters(at))} of these. It sends ${bytes(sentForBase(at))} to gather the base`
-      + ` and ${bytes(data + fsdp - sentForBase(at))} to all-reduce the gradients of adapters.`;
+      + ` ${english(adapters({ ...at, model: 1 }))} weights, ${english(adapters(at) / at.pipe)} of`
+      + ` them on each device. It sends ${bytes(fromBase)} to gather the frozen weights and`
+      + ` ${bytes(data + fsdp - fromBase)} to all-reduce the adapters' gradients.`;
   }
+
+  /* The list of layouts, the first hundred and the one above; a click selects one. */
+  let listed = [];
+  function showLayouts(at) {
+    const isOwn = ({ layout }) => AXES.every((axis) => layout[axis] === at[axis]);
+    const all = layouts(at);
+    const fitting = all.filter(({ holds }) => holds <= at.chip.memory).length;
+    part("fitting").textContent = all.length ? `These sizes allow ${english(all.length)}`
+      + ` layouts of ${english(at.devices)} devices; ${english(fitting)} fit in memory, and the one`
+      + ` above is number ${english(all.findIndex(isOwn) + 1)}.`
+      : `Layouts are listed for at most ${english(MOST_LISTED)} devices.`;
+    listed = all.map((entry, i) => [i, entry]).filter(([i, entry]) => i < 100 || isOwn(entry));
+    part("ranking").innerHTML = listed.map(([i, entry], n) => {
+      const sizes = AXES.filter((axis) => entry.layout[axis] > 1);
+      const name = sizes.map((axis) => `${axis} ${entry.layout[axis]}`).join(", ") || "one device";
+      return `<tr data-row="${n}" ${isOwn(entry) ? 'aria-current="true"' : ""}><td>${i + 1}</td>
+        <th scope="row"><button type="button">${name}</button></th><td>${bytes(entry.holds)}</td>
+        <td>${entry.holds <= at.chip.memory ? "yes" : "no"}</td>
+        <td>${seconds(entry.best)}</td><td>${seconds(entry.worst)}</td></tr>`;
+    }).join("");
+  }
+  part("ranking").addEventListener("click", ({ target }) => {
+    const { layout } = listed[target.closest("tr").dataset.row][1];
+    take(Object.fromEntries(AXES.map((axis) => [axis, layout[axis]])));
+    part("ranking").querySelector("[aria-current] button").focus({ preventScroll: true });
+  });
 
   function showGenerate(at) {
     const [step, first] = [decodeTimes, prefillTimes].map((count) =>
       [leastSeconds(at, count), mostSeconds(at, count)]);
     part("answer").textContent = answerGenerate(at, step, first);
     const { weight, cache, logits } = heldToGenerate(at);
-    showHeld(at, [["Weights", weight, 0], ["Cache", cache, 5], ["Logits", logits, 7]]);
+    showHeld(at, [["Weights", weight, 0], ["KV cache", cache, 5], ["Logits", logits, 7]]);
     showSent(sentToGenerate(at));
-    const { arithmetic, wires } = decodeTimes(at);
-    part("times").innerHTML = timeRows({ arithmetic, wires,
-      "memory: weights": readBytes(at) / at.chip.memorySpeed,
-      "memory: cache": lookedAt(at) / at.chip.memorySpeed,
+    const { compute, communication } = decodeTimes(at);
+    part("times").innerHTML = timeRows({ compute, communication,
+      "memory: weights": readWeights(at) / at.chip.memorySpeed,
+      "memory: KV cache": readCache(at) / at.chip.memorySpeed,
       [BEST]: step[0], [WORST]: step[1] }, at.rows * at.data)
       + timeRows({ "a prompt, at best": first[0], "a prompt, at worst": first[1] }, at.prompt);
     const critical = criticalRows(at);
     part("weights").textContent = `The model has ${english(weights(at))} weights, and a step reads`
-      + ` ${bytes(readBytes(at))} of a device's. The cache of a row with ${english(at.positions)}`
-      + ` positions is ${bytes(rowBytes(at))}, and a device reads ${bytes(lookedAt(at))} of all.`
-      + (critical < Infinity ? ` Arithmetic takes longer than memory over ${three(critical)} rows of a`
-        + ` replica; here are ${english(at.rows)}.` : " With so many positions memory takes longer for each row"
-        + " than arithmetic, and more rows do not change that.");
+      + ` ${bytes(readWeights(at))} of them on each device. The KV cache of a sequence of length`
+      + ` ${english(at.positions)} takes ${bytes(rowBytes(at))}, and a device reads`
+      + ` ${bytes(readCache(at))} of all caches.`
+      + (critical < Infinity ? ` Compute takes longer than memory above ${three(critical)} sequences`
+        + ` per replica; here there are ${english(at.rows)}.` : " At this cache length memory takes"
+        + " longer than compute for every batch size.");
   }
 
-  for (const name of Object.keys(CACHES)) field.cache.add(new Option(name));
-  for (const name of Object.keys(CHIPS)) field.chip.add(new Option(name));
-  for (const name of Object.keys(RECIPES)) field.recipe.add(new Option(name));
-  for (const name of Object.keys(BASES)) field.base.add(new Option(name));
+  for (const [name, options] of Object.entries({ cache: CACHES, chip: CHIPS, recipe: RECIPES,
+    base: BASES })) for (const option of Object.keys(options)) field[name].add(new Option(option));
   start();
 })();

@@ -1,5 +1,5 @@
-/* What the pages with a form of sizes share: reading them, bars and rows of tables, and a
-   form whose fields the address repeats. Only Form.connect needs a page. */
+/* What the explorer and the calculator share: reading sizes, bars and rows of tables, and a
+   form whose fields are kept in the address. Only Form.connect needs a page. */
 "use strict";
 (() => {
   const COLORS = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split(" ");
@@ -27,47 +27,42 @@
     for (const [name, label] of Object.entries(labels)) {
       const text = texts[name].trim().replace(/(?<=\d)[ ,_](?=\d{3}(?!\d))/g, "");
       check(/^\d+$/.test(text), name, `${label}: cannot read "${text}" as a whole number.`,
-        "Write digits alone, such as 8.");
+        "Enter digits only, such as 8.");
       numbers[name] = Number(text);
-      check(numbers[name] > 0, name, `${label} is 0. Write 1 or more.`);
-      check(numbers[name] <= largest, name, `${label} is larger than this page counts.`,
-        `Write at most ${english(largest)}.`);
+      check(numbers[name] > 0, name, `${label} is 0. Enter 1 or more.`);
+      check(numbers[name] <= largest, name, `${label} is too large.`,
+        `Enter at most ${english(largest)}.`);
     }
     return numbers;
   }
 
-  /* Of rules [size, by, why], the first one whose size the product of `by` does not divide. */
+  /* The first of the rules [size, divisors, reason] that a case breaks. */
   const broken = (at, rules) => rules.find(([size, by]) => at[size] % productOf(at, by) !== 0);
 
   const divisor = (a, b) => (b ? divisor(b, a % b) : a);
 
-  /* Refuses a case that breaks a rule, and proposes a size that breaks none and is at most
-     `largest`, if there is one. `word` writes the name of a divisor, and `number` a number;
-     unless they are given, both stay as they are. */
-  function checkRules(at, rules, labels, largest, word = String, number = String) {
-    const rule = broken(at, rules);
-    if (!rule) return;
-    const [size, by, why] = rule;
-    const cuts = productOf(at, by);
+  /* Rejects a case that breaks a rule, and suggests a size, at most `largest`, that keeps all. */
+  function checkRules(at, rules, labels, largest) {
+    const [size, by, reason] = broken(at, rules) ?? [];
+    if (!size) return;
     const all = rules.filter(([other]) => other === size).map(([, names]) => productOf(at, names))
       .reduce((a, b) => a / divisor(a, b) * b);
-    const cure = Math.ceil(at[size] / all) * all;
-    const words = by.map(word);
-    check(false, size, `${labels[size]} is ${number(at[size])}, and ${words.join(" × ")} =`,
-      `${number(cuts)} does not divide it. ${why}`,
-      cure <= largest ? `Try ${number(cure)}, or change` : "Change",
-      `${words.join(" or ")}.`);
+    const next = Math.ceil(at[size] / all) * all;
+    const words = by.map((name) => labels[name]);
+    check(false, size, `${labels[size]} is ${english(at[size])}, which ${words.join(" × ")} =`,
+      `${english(productOf(at, by))} does not divide. ${reason}`,
+      next <= largest ? `Try ${english(next)}, or change` : "Change", `${words.join(" or ")}.`);
   }
 
-  /* A bar of parts [name, size, colour]; what they leave of `all` stays empty. */
-  function bar(parts, all, says) {
+  /* A bar of parts [name, size, colour]; the rest of `all` stays empty. */
+  function bar(parts, all, label) {
     const spans = parts.map(([, size, color], i) => {
       const width = all ? 100 * size / all : 0;
       return `<span style="width: ${width}%; background: ${COLORS[color]}">${
         width > 4 ? i + 1 : ""}</span>`;
     });
     const words = parts.map(([name, size]) => `${name} ${percent(size, all)}`).join(", ");
-    return `<div class="bar" role="img" aria-label="${says}: ${words}">${spans.join("")}</div>`;
+    return `<div class="bar" role="img" aria-label="${label}: ${words}">${spans.join("")}</div>`;
   }
 
   const row = (head, ...cells) => `<tr><th scope="row">${head}</th>${
@@ -75,21 +70,21 @@
   const keyed = ([name, , color], i) =>
     `<span style="background: ${COLORS[color]}">${i + 1}</span> ${name}`;
 
-  /* A bar, and the rows of a table with a sum, of sizes by name; their colours begin at `first`. */
-  function shares(sizes, first, says) {
+  /* A bar, and the rows of a table with a sum, of sizes by name; `first` is the first colour. */
+  function shares(sizes, first, label) {
     const all = sum(Object.values(sizes));
     const parts = Object.entries(sizes).map(([name, size], i) => [name, size, i + first]);
     const rows = parts.map((entry, i) =>
       row(keyed(entry, i), english(entry[1]), percent(entry[1], all)));
-    return [bar(parts, all, says), [...rows, row("All", english(all), percent(all, all))].join("")];
+    return [bar(parts, all, label), [...rows, row("Total", english(all), percent(all, all))].join("")];
   }
 
-  /* Connects the form in `root` with the address, which repeats the fields called `names`;
-     of the selects in `choices` an unknown value is named, and the first option shown in its
-     place. show(texts) fills the page. What it throws by `check` becomes the answer, and the
-     result is made inert. tidy(texts) says how fields are written that an address has set.
-     `part` finds an element by its class, `typed` reads the fields, `take` sets some by their
-     names, as do buttons with data-sizes, and `start` reads the address and reveals the page. */
+  /* Connects the form in `root` with the address, which repeats the fields called `names`. For
+     an unknown value of a select in `choices` the first option is taken, with a notice.
+     show(texts) fills the page; the message of an error that it throws by `check` becomes the
+     answer, and the result inert. tidy(texts) returns the fields as they are written after an
+     address has set them. `part` finds an element by its class, `typed` reads the fields,
+     `take` sets some, as do buttons with data-sizes, and `start` reads the address. */
   function connect(root, names, choices, show, tidy = () => ({})) {
     const form = root.querySelector("form");
     const field = form.elements;
@@ -118,8 +113,8 @@
       for (const name of names) if (given.has(name)) field[name].value = given.get(name);
       const strange = choices.filter((name) => !field[name].value);
       for (const name of strange) field[name].selectedIndex = 0;
-      unknown.textContent = strange.map((name) => `The address says ${name}="${given.get(name)}",`
-        + ` which this page does not have. It shows ${field[name].value} instead.`).join(" ");
+      unknown.textContent = strange.map((name) => `The address has ${name}="${given.get(name)}",`
+        + ` which is not an option here. Shown: ${field[name].value}.`).join(" ");
       set(tidy(typed()));
       render();
     }
