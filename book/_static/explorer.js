@@ -1,5 +1,5 @@
-/* The sharding explorer: which device of a mesh holds which block of an array.
-   Sharding.parse reads what is typed and Sharding.layout answers, both without a page. */
+/* The sharding explorer: which device of a mesh has which block of an array. Sharding.parse
+   and Sharding.layout need no page. */
 "use strict";
 (() => {
   const { COLORS, product, check } = Form;
@@ -12,37 +12,36 @@
   const listed = (words) => words.join(", ").replace(/, (?=[^,]*$)/, " and ");
   const repeated = (words) => words.find((word, i) => words.indexOf(word) < i);
 
-  /* [shape, mesh, spec] from texts: sizes, [name, size] pairs, and a list of axis names for
-     each entry. Text that cannot be read throws an Error, whose `field` names the culprit. */
+  /* Parse texts to [shape, mesh, spec]: sizes, [name, size] pairs, and a list of axis names
+     for each entry. Throws an Error, whose `field` names the input. */
   function parse(texts) {
     const parts = (text) =>
       text.replace(/^[\s({[]+|[\s)}\],]+$/g, "").split(",").map((part) => part.trim());
     const sizes = parts(texts.shape);
     const shape = (sizes.join() ? sizes : []).map((part) => {
-      check(!/^0\d\d$/.test(part), "shape", `Is the comma before "${part}" part of a number?`,
-        "A comma divides sizes here. Write 4096 or 4_096.");
-      check(/^\d+(_\d{3})*$/.test(part), "shape", `Cannot read "${part}" as a size.`,
-        "Write whole numbers with commas between them, such as 8, 8.");
+      check(!/^0\d\d$/.test(part), "shape",
+        `"${part}" is no size: commas separate sizes. Enter 4096 or 4_096.`);
+      check(/^\d+(_\d{3})*$/.test(part), "shape",
+        `Cannot read "${part}" as a size. Enter whole numbers, such as 8, 8.`);
       return Number(part.replaceAll("_", ""));
     });
     const mesh = parts(texts.mesh).map((part) => {
       const axis = part.match(/^["']?([\p{L}\p{N}_]+)["']?\s*[=:]\s*(\d+)$/u);
-      check(axis, "mesh", `Cannot read "${part}" as an axis of the mesh.`,
-        "Write name=size, such as x=2, y=4.");
+      check(axis, "mesh", `Cannot read "${part}" as a mesh axis. Enter axes as in x=2, y=4.`);
       return [axis[1], Number(axis[2])];
     });
     return [shape, mesh, parseSpec(texts.spec)];
   }
 
-  /* Turns Python's text into JSON's, so names may lack quotes, P( ) may be left out,
-     and a whole NamedSharding, typed or printed, is read for its spec. */
+  /* Converts Python to JSON: quotes and P( ) may be missing, and of a NamedSharding, typed or
+     printed, the spec is read. */
   function parseSpec(pasted) {
     const sharding = /^[\w.]*NamedSharding\(.*?\b((?:P|PartitionSpec)\((?:[^()]|\([^()]*\))*\))/s;
     const text = pasted.trim().match(sharding)?.[1] ?? pasted;
     check(!/\bUNCONSTRAINED\b/.test(text), "spec", "UNCONSTRAINED leaves a dimension to the compiler,",
-      "in with_sharding_constraint. This page shows what is settled. Write an axis, or None.");
-    check(!/\b(?:un)?reduced\s*=/.test(text), "spec", "This page shows which block a device holds,",
-      "and not whether its numbers have still to be summed. Leave out unreduced= or reduced=.");
+      "in with_sharding_constraint. Enter an axis, or None.");
+    check(!/\b(?:un)?reduced\s*=/.test(text), "spec", "This page shows blocks, not pending sums.",
+      "Leave out unreduced= or reduced=.");
     const token = /"[^"]*"|'[^']*'|[^\s"'(),[\]]+|\S/g;
     const marks = { "(": "[", ")": "]", "[": "[", "]": "]", ",": ",", None: "null" };
     const json = (text.trim().replace(/^[\w.]+(?=\()/, "").match(token) ?? [])
@@ -52,48 +51,45 @@
     try {
       entries = JSON.parse(`[${json}]`);
     } catch {
-      check(false, "spec", 'Cannot read this spec. Write it as in Python, such as P("x", None).',
-        "Are all commas, quotes and brackets there?");
+      check(false, "spec", 'Cannot read this spec. Enter it as in Python: P("x", None).');
     }
     if (entries.length === 1 && Array.isArray(entries[0])) [entries] = entries;
     const spec = entries.map((entry) => (entry === null ? [] : [entry].flat()));
     check(spec.flat().every((name) => typeof name === "string"), "spec",
-      "A tuple inside a spec holds names of mesh axes, and nothing else.");
+      "A tuple inside a spec contains names of mesh axes only.");
     return spec;
   }
 
-  /* What each device holds, the devices numbered row by row over the mesh; throws an Error
-     where JAX refuses. `pieces` counts the blocks along each dimension, `copies` the devices
-     that hold one block, and a device's `piece` says which block it holds. */
+  /* The block of each device, numbered row by row over the mesh; throws an Error where JAX
+     does. `pieces` counts the blocks along each dimension, `copies` the devices with the same
+     block, and `piece` is the place of a device's block. */
   function layout(shape, mesh, spec) {
     const names = mesh.map(([name]) => name);
     const sizes = mesh.map(([, size]) => size);
     const along = (name) => sizes[names.indexOf(name)];
     const used = spec.flat();
-    const early = "JAX refuses this in NamedSharding(mesh, spec).";
-    const late = "JAX refuses this when it places the array, in device_put.";
+    const early = "JAX rejects this in NamedSharding(mesh, spec).";
+    const late = "JAX rejects this when it places the array, in device_put.";
 
     const twin = repeated(names);
-    check(!twin, "mesh", `Two axes of the mesh are named "${twin}". Name them apart.`);
+    check(!twin, "mesh", `Two axes of the mesh are named "${twin}". Use different names.`);
     check(!sizes.includes(0), "mesh", "An axis of the mesh needs at least one device.");
     check(product(sizes) <= MOST_DEVICES, "mesh",
-      `The mesh has ${product(sizes)} devices. This page stops at ${MOST_DEVICES}.`);
+      `The mesh has ${product(sizes)} devices; this page shows at most ${MOST_DEVICES}.`);
     const strange = used.find((name) => !names.includes(name));
     check(strange === undefined, "spec",
       `The mesh has no axis "${strange}". It has ${listed(quoted(names))}.`,
       `Name one of these, or add "${strange}" to the mesh.`, early);
     const again = repeated(used);
-    check(!again, "spec", `The spec names the axis "${again}" twice, and an axis cuts only once.`,
-      "Remove one of the two.", early);
+    check(!again, "spec", `The spec names the axis "${again}" twice. Remove one.`, early);
     check(spec.length <= shape.length, "spec",
-      `The spec has more entries (${spec.length}) than the array has dimensions`,
-      `(${shape.length}). Remove entries, or add dimensions.`, late);
+      `The spec has more entries (${spec.length}) than the array dimensions (${shape.length}).`, late);
     const cuts = shape.map((_, d) => spec[d] ?? []);
     const pieces = cuts.map((axes) => product(axes.map(along)));
     shape.forEach((size, d) => check(size % pieces[d] === 0, "shape",
-      `Dimension ${d} has size ${size}, and the ${pieces[d]} devices along`,
-      `${listed(quoted(cuts[d]))} cannot share that equally. Pad it to`,
-      `${Math.ceil(size / pieces[d]) * pieces[d]}, or cut it with fewer devices.`, late));
+      `Dimension ${d} of size ${size} does not divide over the ${pieces[d]} devices along`,
+      `${listed(quoted(cuts[d]))}. Pad it to ${Math.ceil(size / pieces[d]) * pieces[d]}, or shard`,
+      "it over fewer.", late));
     check(Number.isSafeInteger(product(shape) * MOST_DEVICES * 4), "shape",
       "The array has more elements than this page can count.");
 
@@ -131,15 +127,15 @@
 
   function answer({ shape, block, devices, copies, replicated }, size) {
     const n = devices.length;
-    const each = n === 1 ? "The one device holds" : `Each of ${n} devices holds`;
-    const [what, it] = copies === n ? ["the whole array of", "It is"]
+    const each = n === 1 ? "The one device has" : `Each of ${n} devices has`;
+    const [what, it] = copies === n ? ["the full array of", "It is"]
       : ["a block of", `Each block is on ${copies} devices,`];
     const whole = product(shape) * size;
     return `${each} ${what} ${by(block)}: ${bytes(whole * copies / n)}. `
       + (copies === 1
-        ? `All devices together hold the array once, ${bytes(whole)}: nothing is replicated.`
-        : `${it} replicated over ${listed(replicated)}: all devices together hold the array`
-          + ` ${copies} times, ${bytes(copies * whole)}.`);
+        ? `Nothing is replicated: all devices together need ${bytes(whole)}.`
+        : `${it} replicated over ${listed(replicated)}: all devices together need`
+          + ` ${copies} times the array, ${bytes(copies * whole)}.`);
   }
 
   const python = ({ shape, names, sizes }, spec, dtype) => `import jax
@@ -219,7 +215,7 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
     part("mesh").innerHTML = draw(grid, 120, names,
       `Mesh of ${by(sizes)} devices, numbered row by row`);
     part("array").innerHTML = draw(shown, 230,
-      cuts.map((axes, d) => `dimension ${d}${axes.length ? `, cut by ${axes.join(", ")}` : ""}`),
+      cuts.map((axes, d) => `dimension ${d}${axes.length ? `, sharded over ${axes.join(", ")}` : ""}`),
       `Array of ${by(shape)} in blocks of ${by(block)}, each on ${copies} devices`);
     part("devices").innerHTML = devices.map((device) => `
       <tr data-device="${device.id}" tabindex="${device.id ? -1 : 0}">
@@ -238,7 +234,7 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
     const others = device && shown.devices.filter((other) =>
       other !== device && `${other.piece}` === `${device.piece}`);
     part("held").textContent = !device ? "Point at a device, or choose one in the table."
-      : `Device ${id} at ${position(shown, device)} holds ${slices(shown, device)}. `
+      : `Device ${id} at ${position(shown, device)} has ${slices(shown, device)}. `
         + (others.length ? `Copies on ${listed(others.map((other) => other.id))}.` : "No copies.");
   }
 
