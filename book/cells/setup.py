@@ -35,5 +35,7 @@ if jax.device_count() != 8:
     jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_default_matmul_precision", "highest")  # no bfloat16, no TF32
 device = jax.devices()[0]
+if device.platform == "cpu":  # compiling takes longer than running programs this small
+    jax.config.update("jax_disable_most_optimizations", True)
 kind = "emulated CPU" if device.platform == "cpu" else device.device_kind
 print(f"JAX {jax.__version__}, {jax.device_count()} {kind} devices")
