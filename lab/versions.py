@@ -1,8 +1,9 @@
-"""On which versions every chapter passes.
+"""On which versions every chapter passes, and how long it takes a reader.
 
-`nox -s tests colab kaggle newest -- --record`: each of these sessions runs all chapters
-by pytest and then, where they ran, `python lab versions SESSION --record`, which reads
-the report that pytest has left.
+`nox -s colab kaggle newest -- --record`: each of these sessions runs all chapters by
+pytest, two at a time, without flags and without compiled programs of an earlier run.
+Then, in the same environment, `python lab versions SESSION --record` reads the report
+of pytest. The versions of the lock need no record: every build runs them.
 """
 
 import platform
@@ -22,13 +23,13 @@ CASE = re.compile(r"(?:test_chapter_\w+\[)?(\d\d_\w+)(?:\.ipynb|\])")
 
 
 def chapters() -> list[str]:
-    """The names of all chapters."""
+    """Return the names of all chapters."""
     return sorted(path.stem for path in record.ROOT.glob("notebooks/*.md"))
 
 
 def measure(*sessions: str) -> Iterator[tuple[str, dict]]:
-    """Seconds of each chapter that passed in a session, and "failed" for the others."""
-    for session in sessions or sys.exit("which of tests, colab, kaggle and newest?"):
+    """Yield the seconds of each chapter that passed in a session, else "failed"."""
+    for session in sessions or sys.exit("which of colab, kaggle and newest?"):
         found = {}
         report = record.ROOT / f"_build/versions/{session}.xml"
         for case in ElementTree.parse(report).iter("testcase"):
@@ -40,22 +41,38 @@ def measure(*sessions: str) -> Iterator[tuple[str, dict]]:
 
 
 def files(session: str) -> list[str]:
-    """The chapters, whose digests are those of this moment."""
-    return [f"notebooks/{name}.ipynb" for name in chapters()]
+    """Return the files that were measured: the chapters, and Colab's versions."""
+    pins = ["tests/colab.txt"] if session == "colab" else []
+    return [*pins, *(f"notebooks/{name}.ipynb" for name in chapters())]
 
 
 def versions() -> dict[str, str]:
-    """What is installed where the chapters have just run."""
+    """Return the versions that are installed where the chapters have just run."""
     return {"Python": platform.python_version()} | record.installed(*PACKAGES)
 
 
+def passed(part: record.Part) -> set[str]:
+    """Return the chapters that passed in a session as they stand today."""
+    changed = record.older(part)
+    return {
+        name
+        for name, seconds in part["found"].items()
+        if seconds != "failed" and f"notebooks/{name}.ipynb" not in changed
+    }
+
+
+def passed_as_recorded(session: str) -> set[str]:
+    """Return the chapters that need not run again on the same pinned versions."""
+    part = record.read("versions").get(session)
+    if part is None or "tests/colab.txt" in record.older(part):
+        return set()
+    return passed(part)
+
+
 def passed_on(parts: dict[str, record.Part]) -> dict[str, set[str]]:
-    """The versions of JAX on which each chapter passed as it stands today."""
-    passed = {name: set() for name in chapters()}
+    """Return the versions of JAX on which each chapter passed as it stands today."""
+    found = {name: set() for name in chapters()}
     for part in parts.values():
-        old = record.older(part)
-        for name, took in part["found"].items():
-            holds = took != "failed" and f"notebooks/{name}.ipynb" not in old
-            if name in passed and holds:
-                passed[name].add(part["versions"]["jax"])
-    return passed
+        for name in passed(part) & set(found):
+            found[name].add(part["versions"]["jax"])
+    return found
