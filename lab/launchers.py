@@ -1,6 +1,6 @@
 """Start launch/train.py by Open MPI and by Slurm, and compare it with one process.
 
-launchers.sh starts everything, as root on Debian or Ubuntu, and says how long it took.
+launchers.sh starts all runs, as root on Debian or Ubuntu, and prints their seconds.
 """
 
 import re
@@ -14,14 +14,13 @@ import numpy as np
 import record
 
 SCRIPT = Path(__file__).with_suffix(".sh")
-# On several devices sums are taken in another order. That moves the seventh digit of a
-# loss, 48 steps of Adam may make it the sixth, and six decimals are printed. Each fault
-# that was planted moved the first, the second or the third digit.
+# Several devices add in another order. That changes the seventh digit of a loss, and 48
+# steps of Adam may make it the sixth. Every planted fault changed one of the first 3.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
 
 
 class Run(NamedTuple):
-    """A run of launchers.sh, and which run of one process it has to repeat."""
+    """A run of launchers.sh, and the run of one process that it has to repeat."""
 
     processes: int
     devices: int  # of each process
@@ -46,36 +45,34 @@ RUNS = {
 
 
 def files(part: str) -> set[str]:
-    """The script, and the file that starts it."""
+    """Return the script, and the file that starts it."""
     return {"launch/train.py", "launch/lifecycle.py", f"launch/{RUNS[part].file}"}
 
 
 def versions() -> dict[str, str]:
-    """The versions of both launchers and of JAX."""
-
-    def ask(*words: str) -> str:
-        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        return re.search(r"\d+\.[\d.]+", said)[0]
-
-    launchers = {"Open MPI": ask("mpirun", "-V"), "Slurm": ask("slurmctld", "-V")}
-    return launchers | record.installed("jax")
+    """Return the versions of both launchers and of JAX."""
+    found = {}
+    for name, program in (("Open MPI", "mpirun"), ("Slurm", "slurmctld")):
+        text = subprocess.check_output([program, "-V"], text=True)
+        found[name] = re.search(r"\d+\.[\d.]+", text)[0]
+    return found | record.installed("jax")
 
 
-def numbers(said: str) -> dict[str, list[float]]:
-    """What a run tells, by its line: a loss, or a test's loss and right answers."""
+def numbers(output: str) -> dict[str, list[float]]:
+    """Return the losses that a run prints, each with the right answers of a test."""
     line = r"^step +(\d+)  (loss|test loss) ([\d.]+)(?:, (\d+) of 261 right)?$"
     return {
         f"step {step} {kind}": [float(loss), int(right or 0)]
-        for step, kind, loss, right in re.findall(line, said, re.M)
+        for step, kind, loss, right in re.findall(line, output, re.M)
     }
 
 
-def repeats(said: str, whole: str, since: int = 0) -> bool:
-    """Whether a run that goes on after a step repeats the run that never stopped."""
-    # What was told to stop half-way says itself after which step it goes on.
-    stops = [str(since)] if since else re.findall(r"^stopped: .* (\d+)$", said, re.M)
-    restored = re.findall(r"^step +(\d+)  restored$", said, re.M)
-    found, expected = numbers(said), numbers(whole)
+def repeats(output: str, whole: str, since: int = 0) -> bool:
+    """Return whether a run that continues after a step repeats an uninterrupted one."""
+    # A run that was told to stop prints the step after which it continues.
+    stops = [str(since)] if since else re.findall(r"^stopped: .* (\d+)$", output, re.M)
+    restored = re.findall(r"^step +(\d+)  restored$", output, re.M)
+    found, expected = numbers(output), numbers(whole)
     due = [name for name in expected if int(name.split()[1]) >= since]
     return restored == stops and np.allclose(
         [found.get(name, [np.nan] * 2) for name in due],
@@ -85,39 +82,39 @@ def repeats(said: str, whole: str, since: int = 0) -> bool:
 
 
 def runs() -> Iterator[tuple[str, int, str]]:
-    """Each run as it ends: its name, its seconds and what it has printed."""
+    """Yield each run as it ends: its name, its seconds and its output."""
     words = ["setpriv", "--pdeathsig", "TERM", "bash", str(SCRIPT)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    said = ""
+    output = ""
     try:
         for line in process.stdout:
             if ended := re.fullmatch(r"== (.+): (\d+) s\n", line):
-                yield ended[1], int(ended[2]), said
-                said = ""
+                yield ended[1], int(ended[2]), output
+                output = ""
             else:
-                said += line
+                output += line
         if status := process.wait():
-            sys.exit(f"{said}{SCRIPT.name} ended with {status}")
+            sys.exit(f"{output}{SCRIPT.name} exited with status {status}")
     finally:
         process.terminate()
-        process.communicate(timeout=10)  # all that was started holds the pipe open
+        process.communicate(timeout=10)  # every started process holds the pipe open
 
 
 def measure(*parts: str) -> Iterator[tuple[str, dict]]:
-    """Start all runs, compare each with one process, and yield those asked for."""
+    """Start all runs, compare each with one process, and yield these parts, or all."""
     logs = {}
-    for part, seconds, said in runs():
+    for part, seconds, output in runs():
         run = RUNS[part]
-        logs[part] = said
+        logs[part] = output
         found = {"processes": run.processes, "devices": run.devices, "seconds": seconds}
-        if not repeats(said, logs[run.like], run.since):
-            sys.exit(f"{said}{part}: it does not repeat\n{logs[run.like]}")
-        found["loss"] = [*numbers(said).values()][-1][0]
+        if not repeats(output, logs[run.like], run.since):
+            sys.exit(f"{output}{part}: it does not repeat\n{logs[run.like]}")
+        found["loss"] = [*numbers(output).values()][-1][0]
         print(f"{part}: {seconds} s", flush=True)
         if part in (parts or RUNS):
             yield part, found
 
 
 def same(kept: dict, found: dict) -> bool:
-    """Whether two runs end alike; how long they take is another thing each time."""
+    """Return whether two runs end with the same loss; their seconds always differ."""
     return np.allclose(kept.get("loss", 0), found.get("loss", 0), **TOLERANCE)
