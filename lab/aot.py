@@ -1,20 +1,21 @@
-"""Compile the book's main programs for chips that are not here: `nox -s lab -- aot`.
+"""Compile the book's main programs for absent chips: `nox -s lab -- aot`.
 
-A part is a chapter, and nothing is run on a chip. The programs of chapter 27 stand in
-its cells tagged `recorded`. Those of other chapters are expressions, evaluated where
-the chapter has ended: it runs on eight emulated devices, `jax.export` takes the program
-out with its shardings, and another compiler gets it for eight of its devices.
+A part is a chapter, and nothing runs on a chip. Chapter 27 defines its programs in
+cells tagged `recorded`. Those of other chapters are expressions, evaluated at the end
+of the chapter on eight emulated devices: `jax.export` exports each program with its
+shardings, and another compiler compiles it for eight of its devices.
 """
 
-import contextlib
-import os
+import io
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stdout
 
 import jax
 import nbformat
 import numpy as np
 from jax.export import export
+from jax.sharding import Mesh, NamedSharding
 from record import ROOT, Part, installed
 
 LAST = "27_compiling_for_tpus"
@@ -106,12 +107,11 @@ PROGRAMS = {
     },
     LAST: {name: name for name in MADE_IN_27},
 }
-IN_MESH = ("14_logical_axes",)  # whose programs are traced with their mesh set
-AS_IT_IS = contextlib.nullcontext()
+IN_MESH = ["14_logical_axes"]  # its programs are traced with their mesh set
 
 
 def due(chapter: str) -> list[tuple[str, str, str]]:
-    """Name, expression and chip of everything that is compiled of a chapter."""
+    """Return the name, the expression and the chip of each program of a chapter."""
     return [
         (name, expression, chip)
         for name, expression in PROGRAMS[chapter].items()
@@ -120,33 +120,32 @@ def due(chapter: str) -> list[tuple[str, str, str]]:
 
 
 def run_cells(chapter: str) -> dict:
-    """Run a chapter's cells quietly, of one with cells tagged `recorded` the Setup and
-    these; return the names that they leave."""
+    """Run a chapter's cells, or the Setup and those tagged `recorded` if there are any;
+    return the names that they define."""
     path = ROOT / f"notebooks/{chapter}.ipynb"
     cells = nbformat.read(path, as_version=4).cells
     first, *rest = [cell for cell in cells if cell.cell_type == "code"]
     tagged = [cell for cell in rest if "recorded" in cell.metadata.get("tags", [])]
-    rest = tagged or rest
     names = {"__name__": "__main__"}
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        for cell in (first, *rest):
+    with redirect_stdout(io.StringIO()):
+        for cell in (first, *(tagged or rest)):
             exec(compile(cell.source, "cell", "exec"), names)
     return names
 
 
 def moved(x, devices):
-    """Describe an array of a chapter as it would lie on other devices."""
-    if not isinstance(x.sharding, jax.sharding.NamedSharding):
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    mesh = x.sharding.mesh
-    places = np.array(devices[: mesh.size]).reshape(mesh.devices.shape)
-    there = jax.sharding.Mesh(places, mesh.axis_names, axis_types=mesh.axis_types)
-    sharding = jax.sharding.NamedSharding(there, x.sharding.spec)
+    """Describe an array of a chapter with the same sharding over other devices."""
+    sharding = None
+    if isinstance(x.sharding, NamedSharding):
+        mesh = x.sharding.mesh
+        places = np.array(devices[: mesh.size]).reshape(mesh.devices.shape)
+        there = Mesh(places, mesh.axis_names, axis_types=mesh.axis_types)
+        sharding = NamedSharding(there, x.sharding.spec)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def elsewhere(step, arguments, platform: str) -> Callable:
-    """A step of a chapter as a program in the sense of chapter 27."""
+    """Return a step of a chapter as a program as chapter 27 defines them."""
     exported = export(step, platforms=[platform])(*arguments)
 
     def program(devices):
@@ -166,7 +165,8 @@ def measure(*chapters: str) -> Iterator[tuple[str, list[dict]]]:
             print(chapter, name, chip, flush=True)
             program = eval(expression, ended)
             if chapter != LAST:
-                with jax.set_mesh(ended["mesh"]) if chapter in IN_MESH else AS_IT_IS:
+                in_mesh = chapter in IN_MESH
+                with jax.set_mesh(ended["mesh"]) if in_mesh else nullcontext():
                     program = elsewhere(*program, HERE_TOO[chip])
             wrote = last["what_it_wrote"](last["compile_for"](program, chip))._asdict()
             sent = wrote.pop("collectives")
@@ -187,8 +187,9 @@ def versions() -> dict[str, str]:
 
 
 def cell(parts: dict[str, Part]) -> str:
-    """What chapters 26 and 27 read of the record, as tables."""
+    """Return the tables of the record that chapters 26 and 27 read."""
     part, sent, numbers, orders, lines = parts[LAST], [], {}, "", {}
+    wrap = textwrap.TextWrapper(88, subsequent_indent="  ", break_on_hyphens=False)
     for row in part["found"]:
         key, read = (row["program"], row["chip"]), MADE_IN_27[row["program"]][1]
         for name, cost in row["sent"].items():
@@ -199,9 +200,7 @@ def cell(parts: dict[str, Part]) -> str:
             memory = (row["given"], row["scratch"], row["peak"])
             numbers[key] = (*memory, row["flops"] and int(row["flops"]))
         if "order" in read:
-            text = f"{', '.join(key)}: {row['order']}"
-            wide = {"width": 88, "subsequent_indent": "  ", "break_on_hyphens": False}
-            orders += f"{textwrap.fill(text, **wide)}\n"
+            orders += wrap.fill(f"{', '.join(key)}: {row['order']}") + "\n"
         if "lines" in read:
             lines[key] = row["lines"]
     made_with = {"date": part["recorded"]} | part["versions"]
