@@ -40,11 +40,7 @@ CHAPTERS = ["--nbmake", "--nbmake-timeout=300", "notebooks"]
 TWO_AT_A_TIME = ["-n2", "--dist=worksteal"]
 AT_CTRL_C = {"interrupt_timeout": 2, "terminate_timeout": 1}  # seconds to clean up
 KAGGLE = ["jax==0.10.2", "jaxlib==0.10.2"]
-COMPILERS = [  # of aot, beside the lock: the compilers alone, not NVIDIA's libraries
-    "jax[tpu]",
-    "jax-cuda12-plugin",
-    "jax-cuda12-pjrt",
-]
+LARGE = "aot", "hugging_face", "mosaic", "pytorch"  # they need lab/requirements.lock
 
 
 def install_lock(session: nox.Session, *more: str) -> None:
@@ -111,20 +107,10 @@ def pair(session: nox.Session) -> None:
 @nox.session
 def lab(session: nox.Session) -> None:
     """Measure what a page shows: `-- NAME`, and `--record` keeps it for the page."""
-    install_lock(session, "tests/requirements.lock")
-    name = session.posargs[0] if session.posargs else ""
+    more = ["lab/requirements.lock"] if {*LARGE} & {*session.posargs} else []
+    install_lock(session, "tests/requirements.lock", *more)
     env = ONCE | {"MPLBACKEND": "agg", "PYTHONPATH": "book:tools"}
-    if name in ("aot", "mosaic"):  # libtpu is Google's, under the terms of its cloud
-        session.install(*COMPILERS[:1])
-        ask = "from importlib.metadata import version; print(version('jax'), end='')"
-        jax = session.run("python", "-c", ask, silent=True)
-        session.install("--no-deps", *(f"{part}=={jax}" for part in COMPILERS[1:]))
-        env |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-    if name == "pytorch":
-        session.install("torch==2.13.0")
-    if name == "hugging_face":  # PyTorch with NVIDIA's libraries, which it never uses
-        theirs = "torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 peft==0.21.2"
-        session.install(*theirs.split())
+    env |= {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}  # its compiler is enough
     clean_up = {"interrupt_timeout": 30, "terminate_timeout": 30}
     session.run("python", "lab", *session.posargs, env=env, **clean_up)
 

@@ -1,7 +1,6 @@
 """Run the PyTorch programs that a page of book shows, by torchrun.
 
-Each program is a part, and its record is what the two processes found. PyTorch is
-large, so no lock has it: pip install torch==2.13.0.
+Each program is a part, and its record is what the two processes found.
 """
 
 import json
