@@ -1,20 +1,14 @@
-"""Hold launch/decoder.py against Transformers: `nox -s lab -- hugging_face`.
+"""Compare launch/decoder.py with Transformers: `nox -s lab -- hugging_face`.
 
     logits    the small checkpoints of chapters 29 and 30, opened by both
     made      small models that Transformers makes and saves, read by us
     written   all of these, written by us and opened by Transformers and safetensors
-    loading   1 GiB onto eight emulated devices: time and memory, against safetensors
-    speed     launch/generate.py against `generate` of Transformers: tokens a second
     fine_tune launch/fine_tune.py against PEFT and Transformers: losses, and adapters
               that either has saved and the other opens
 
-All but `speed` compute in float32: in bfloat16 each would round in its own order.
-What is timed are processes that take turns, which this file is the program of.
+Both compute in float32: in bfloat16 each would round in its own order.
 """
 
-import argparse
-import collections
-import gc
 import json
 import math
 import os
@@ -24,11 +18,8 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 from typing import NamedTuple
 
@@ -36,12 +27,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import record
-from jax.sharding import Mesh, NamedSharding
 
 sys.path.append(str(record.ROOT / "launch"))
 import decoder  # noqa: E402
 
-DECODER, GENERATE = "launch/decoder.py", "launch/generate.py"
+DECODER = "launch/decoder.py"
 FINE_TUNE, ADAPTERS = "launch/fine_tune.py", "launch/adapters.py"
 CHECKPOINT = "book/cells/checkpoint.py"
 CELL = runpy.run_path(str(record.ROOT / CHECKPOINT), {"jnp": jnp, "np": np})
@@ -232,323 +222,6 @@ def written(folder: Path) -> dict:
     return found
 
 
-# --------------------------------------------------------------- processes in turn
-
-REPEATS = 5
-
-
-class Worker:
-    """A process that runs a function of this file, which yields an answer at each turn.
-
-    It has XLA's own flags, not those with which the book is tested."""
-
-    def __init__(self, function: Callable, *words: object) -> None:
-        ours = "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"
-        env = {name: text for name, text in os.environ.items() if name not in ours}
-        command = [sys.executable, __file__, function.__name__, *map(str, words)]
-        pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=env, **pipe)
-
-    def turn(self) -> dict:
-        """Let it go on, and wait for what it yields."""
-        print(file=self.process.stdin, flush=True)
-        if not (line := self.process.stdout.readline()):
-            raise SystemExit(f"{self.process.args} ended with {self.process.wait()}")
-        return json.loads(line)
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def work(name: str, *words: str) -> None:
-    """Be such a process."""
-    answers = open(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    turn = globals()[name](*words)
-    for _ in sys.stdin:
-        print(json.dumps(next(turn)), file=answers, flush=True)
-
-
-def in_turn(names: Iterable[str], number: int) -> list[str]:
-    """These names, every other time from the last to the first."""
-    return [*names][:: -1 if number % 2 else 1]
-
-
-def load_average() -> float:
-    """How many processes wanted a core in the last minute, these included."""
-    return round(os.getloadavg()[0], 1)
-
-
-# ------------------------------------------------------------------------- loading
-
-GIBIBYTE = VARIANTS["qwen3"] | {  # whose tensors fill 1 GiB
-    "vocab_size": 94144,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "tie_word_embeddings": True,
-}
-WAYS = "ours", "safetensors"
-
-
-def memory(kind: str) -> int:
-    """Bytes of this process, as Linux counts them."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(rf"^{kind}:\s+(\d+) kB$", status, re.M)[1]) * 1024
-
-
-def load(way: str, what: str, folder: str, small: str) -> Iterator[dict]:
-    """Load a folder onto eight devices: seconds, or the most memory above what there
-    was before. The small one comes first, so that no library is loaded meanwhile."""
-    import safetensors.flax
-
-    jax.config.update("jax_num_cpu_devices", 8)
-
-    def shardings(c: decoder.Config, mesh: Mesh) -> dict[str, NamedSharding]:
-        tree = jax.tree.leaves(decoder.tensors(c))
-        return {tensor.name: decoder.divided(tensor, mesh) for tensor in tree}
-
-    def arrays(folder: Path) -> object:
-        c = decoder.read_config(folder)
-        mesh = decoder.model_mesh(c)
-        if way == "ours":
-            return decoder.load(decoder.open_folder(folder), c, mesh)
-        tensors = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            tensors |= safetensors.flax.load_file(path)
-        return jax.device_put(tensors, shardings(c, mesh))
-
-    jax.block_until_ready(arrays(Path(small)))
-    gc.collect()
-    before, most, over = memory("RssAnon"), [0], threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.002):
-            most.append(memory("RssAnon"))
-
-    watcher = threading.Thread(target=watch)
-    resident = memory("VmRSS")
-    if what == "memory":
-        Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
-        watcher.start()
-    begun = time.perf_counter()
-    loaded = jax.block_until_ready(arrays(Path(folder)))
-    seconds = time.perf_counter() - begun
-    over.set()
-    if what == "seconds":
-        yield {"seconds": seconds}
-        return
-    watcher.join()
-    shards = [s for x in jax.tree.leaves(loaded) for s in x.addressable_shards]
-    held = sum(shard.data.nbytes for shard in shards)
-    peak = memory("VmHWM") - resident
-    yield {"peak": peak, "beside": max(most) - before - held}
-
-
-def loading(folder: Path) -> dict:
-    """1 GiB in five files, all in the page cache, each loading in its own process.
-
-    MiB above what the process had before: of the most that it held at a time (peak),
-    and of its anonymous pages at their most, without the arrays themselves, which an
-    accelerator would hold (beside)."""
-    large = write(folder / "large", GIBIBYTE, 5)
-    small = write(folder / "qwen3", VARIANTS["qwen3"])
-    found = {way: collections.defaultdict(list) for way in WAYS}
-    busy = [load_average()]
-    for number in range(REPEATS):
-        for what in ("seconds", "memory"):
-            for way in in_turn(WAYS, number):
-                worker = Worker(load, way, what, large, small)
-                for name, value in worker.turn().items():
-                    found[way][name].append(value)
-                worker.end()
-    busy.append(load_average())
-    result = {"repeats": REPEATS, "load average": busy}
-    for way, numbers in found.items():
-        result[way] = {"seconds": round(median(numbers.pop("seconds")), 2)}
-        for name, each in numbers.items():
-            result[way][name] = round(median(each) / 2**20)
-    ratios = {
-        name: round(result["ours"][name] / result["safetensors"][name], 2)
-        for name in ("seconds", "peak", "beside")
-    }
-    aims = {"beside": ratios["beside"] <= 1 / 3, "seconds": ratios["seconds"] <= 1}
-    return result | {"ours by theirs": ratios, "reached": aims}
-
-
-# --------------------------------------------------------------------------- speed
-
-FIFTY_MILLION = VARIANTS["qwen3"] | {  # 50.3 million parameters
-    "vocab_size": 24576,
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 1024,
-}
-ROUNDS = 5
-OURS = {  # slots, of which launch/generate.py has 8 by default
-    "one": {"ours": 8},
-    "sixteen": {"ours": 8, "ours, 16 slots": 16},
-}
-CASES = {  # requests, our type and theirs, and how many times as fast we want to be
-    "one, float32": ("one", "float32", "float32", 1),
-    "one, bfloat16": ("one", "float32", "bfloat16", 1),  # we choose so on a CPU
-    "sixteen, float32": ("sixteen", "float32", "float32", 2),
-}
-
-
-def asked(case: str) -> list[tuple[list[int], int]]:
-    """Prompts, and how many tokens shall follow each."""
-    rng = np.random.Generator(np.random.Philox(1))
-    if case == "one":
-        sizes = [(32, 128)]
-    else:
-        sizes = zip(
-            rng.integers(8, 97, 16).tolist(), rng.integers(16, 257, 16).tolist()
-        )
-    return [(rng.integers(2, 24576, size).tolist(), most) for size, most in sizes]
-
-
-def on_one_core() -> None:
-    """Run on the last core alone, all threads of this process."""
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-
-
-def generate_ours(
-    folder: str, case: str, dtype: str, slots: str = "8"
-) -> Iterator[dict]:
-    """Answer all requests, as launch/generate.py does."""
-    on_one_core()
-    import generate
-
-    c, files = decoder.read_config(folder), decoder.open_folder(folder)
-    mesh = decoder.model_mesh(c)
-
-    def requests() -> list[generate.Request]:
-        wanted = enumerate(asked(case))
-        return [generate.Request(i, said, most, 0.0, 0) for i, (said, most) in wanted]
-
-    weights = decoder.load(files, c, mesh, dtype, generate.fitted)
-    options = argparse.Namespace(length=None, slots=int(slots))
-    shape = generate.plan(options, requests(), 1024, mesh, jnp.dtype(dtype))
-    engine = generate.Engine(weights, c, mesh, shape)
-    while True:
-        these = requests()
-        begun = time.perf_counter()
-        for _ in generate.serve(engine, these, set()):
-            pass
-        seconds = time.perf_counter() - begun
-        yield {"seconds": seconds, "said": [request.said for request in these]}
-
-
-def generate_theirs(folder: str, case: str, dtype: str) -> Iterator[dict]:
-    """Answer all requests by `generate`, in one left-padded batch that goes on until
-    its longest answer is whole."""
-    on_one_core()
-    torch, transformers = load_theirs()
-    torch.set_num_threads(1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype)
-    )
-    prompts, most = zip(*asked(case))
-    longest = max(map(len, prompts))
-    while True:
-        begun = time.perf_counter()
-        padded = [[0] * (longest - len(p)) + p for p in prompts]
-        mask = [[0] * (longest - len(p)) + [1] * len(p) for p in prompts]
-        with torch.inference_mode():
-            out = model.generate(
-                torch.tensor(padded),
-                attention_mask=torch.tensor(mask),
-                max_new_tokens=max(most),
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        said = [row[:count] for row, count in zip(out[:, longest:].tolist(), most)]
-        yield {"seconds": time.perf_counter() - begun, "said": said}
-
-
-def products(folder: str, rows: str) -> Iterator[dict]:
-    """Multiply so many rows by every matrix of the model, as a step does, in JAX and in
-    PyTorch: seconds."""
-    on_one_core()
-    torch, _ = load_theirs()
-    torch.set_num_threads(1)
-    files = decoder.open_folder(folder)
-    ours = [jnp.asarray(np.array(w, np.float32)) for w in files.values() if w.ndim == 2]
-    theirs = [torch.tensor(np.asarray(w)) for w in ours]
-    x = [np.ones((int(rows), w.shape[1]), np.float32) for w in ours]
-    in_jax = jax.jit(lambda x, ws: [decoder.linear(a, w) for a, w in zip(x, ws)])
-    in_torch = [torch.tensor(a) for a in x]
-
-    def seconds(multiply: Callable) -> float:
-        multiply()
-        begun = time.perf_counter()
-        for _ in range(10):
-            multiply()
-        return (time.perf_counter() - begun) / 10
-
-    while True:
-        with torch.inference_mode():
-            yield {
-                "ours": seconds(lambda: jax.block_until_ready(in_jax(x, ours))),
-                "theirs": seconds(lambda: [a @ w.T for a, w in zip(in_torch, theirs)]),
-            }
-
-
-def speed(folder: Path) -> dict:
-    """Tokens a second on one core, where the two take turns; neither loading nor
-    compiling counts, and of each answer only the tokens that were asked for."""
-    place = write(folder / "fifty", FIFTY_MILLION, 2)
-    busy, found, reached = [load_average()], {}, {}
-    for name, (case, our_type, their_type, aim) in CASES.items():
-        workers = {
-            who: Worker(generate_ours, place, case, our_type, slots)
-            for who, slots in OURS[case].items()
-        }
-        workers["theirs"] = Worker(generate_theirs, place, case, their_type)
-        tokens = sum(most for _, most in asked(case))
-        said = {who: worker.turn()["said"] for who, worker in workers.items()}
-        rates = collections.defaultdict(list)
-        for number in range(ROUNDS):
-            for who in in_turn(workers, number):
-                rates[who].append(tokens / workers[who].turn()["seconds"])
-        for worker in workers.values():
-            worker.end()
-        alike = sum(a == b for a, b in zip(said["ours"], said["theirs"]))
-        row = {"tokens": tokens, "answers alike": alike}
-        row |= {who: round(median(each), 1) for who, each in rates.items()}
-        best = 0
-        for who in OURS[case]:
-            ratios = [a / b for a, b in zip(rates[who], rates["theirs"])]
-            told = [round(f(ratios), 2) for f in (median, min, max)]
-            row[f"{who} by theirs"] = told
-            best = max(best, median(ratios))
-        found[name], reached[name] = row, best >= aim
-        print(f"{name}: {row}", flush=True)
-    milliseconds = {}  # of the products of a step, by the number of rows
-    for rows in (1, 8, 16):
-        worker = Worker(products, place, rows)
-        turns = [worker.turn() for _ in range(ROUNDS)]
-        worker.end()
-        milliseconds[f"{rows} rows"] = {
-            who: round(1e3 * median([turn[who] for turn in turns]), 1)
-            for who in ("ours", "theirs")
-        }
-    busy.append(load_average())
-    found["products, ms"] = milliseconds
-    return found | {"rounds": ROUNDS, "load average": busy, "reached": reached}
-
-
 # --------------------------------------------------------------------- fine-tuning
 
 STEPS, ROWS = 50, 8  # of a batch
@@ -702,8 +375,6 @@ PARTS = {
     "logits": (logits, [DECODER, CHECKPOINT]),
     "made": (made, [DECODER]),
     "written": (written, [DECODER, CHECKPOINT]),
-    "loading": (loading, [DECODER]),
-    "speed": (speed, [DECODER, GENERATE]),
     "fine_tune": (fine_tune, [FINE_TUNE, ADAPTERS, DECODER, CHECKPOINT]),
 }
 
@@ -725,8 +396,7 @@ def versions() -> dict[str, str]:
 
 
 def same(kept: object, found: object) -> bool:
-    """Whether answers agree to within AIM. Of times and memory, which are another
-    machine's, only what was aimed at has to be reached as before."""
+    """Whether two results agree: numbers to within AIM, losses in what they reached."""
     if isinstance(kept, dict) and isinstance(found, dict):
         if "reached" in kept:
             return kept["reached"] == found.get("reached")
@@ -768,7 +438,3 @@ HEAD = """\
 #   logits   of these COLUMNS, at each position of TOKENS
 #   greedy   the 16 tokens that follow the first 8
 """
-
-
-if __name__ == "__main__":
-    work(*sys.argv[1:])

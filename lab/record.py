@@ -1,10 +1,11 @@
-"""Keep what was measured in book/measured, and tell what of it is older.
+"""Keep measured values in book/measured, and find those that are older than the code.
 
-book/measured/NAME.json holds the parts of a record: of each what was found, when, by
-which commit, on what machine, with which versions, and a digest of every file that was
-measured. A part is *older* as soon as one of those files would run otherwise. Comments,
-docstrings, the layout of code, the type hints of functions and a record that a notebook
-holds change nothing.
+book/measured/NAME.json holds the parts of a record. Each part has its results, the
+date, the commit, the machine, the versions, and a digest of every file that was
+measured. A part is *older* if one of those files would now run differently. Comments,
+docstrings, layout, type hints of functions and the records that a notebook holds do
+not count, and neither do files that have since left the repository: a retired program
+stands at the commit of its record.
 """
 
 import ast
@@ -17,8 +18,10 @@ import re
 import subprocess
 from collections.abc import Iterable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "book/measured"
@@ -27,7 +30,7 @@ DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
 
 def meaning(code: str) -> str:
-    """What Python makes of a program: no comment, docstring or hint is part of it."""
+    """Return the syntax tree of a program without comments, docstrings and hints."""
     tree = ast.parse(re.sub(r"^([ \t]*)[%!].*$", r"\1pass", code, flags=re.MULTILINE))
     for node in ast.walk(tree):
         if isinstance(node, DEFINITIONS) and ast.get_docstring(node) is not None:
@@ -36,76 +39,48 @@ def meaning(code: str) -> str:
             node.returns = None
         if isinstance(node, ast.arg):
             node.annotation = None
-    # Python before 3.13 also names the lists of a tree that are empty.
+    # Python before 3.13 also names the empty lists of a tree.
     return re.sub(r", \w+=\[\]|\w+=\[\](, )?", "", ast.dump(tree))
 
 
-def without_records(code: str) -> str:
-    """The code of a notebook without the records that some of its cells hold."""
-    for path in sorted((ROOT / "book/cells").glob("recorded_*.py")):
-        _, _, text = path.read_text().strip().partition("\n")  # pairing edits its title
-        code = code.replace(text, "")
-    return code
-
-
-def digest(path: Path) -> str:
-    """A digest of what a notebook or a program does, or of any other file's bytes."""
-    return read_digest(path, path.stat().st_mtime_ns) if path.exists() else "no file"
-
-
 @cache
-def read_digest(path: Path, written: int) -> str:
-    """The digest of a file, made once for each time that it was written."""
+def digest(path: Path) -> str:
+    """Return a digest of what a notebook or a program does, or of a file's bytes."""
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
-        code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-        text = meaning(without_records("\n".join(code))).encode()
+        code = "\n".join(
+            "".join(c["source"]) for c in cells if c["cell_type"] == "code"
+        )
+        for cell in sorted((ROOT / "book/cells").glob("recorded_*.py")):
+            _, _, recorded = cell.read_text().strip().partition("\n")  # without title
+            code = code.replace(recorded, "")
+        content = meaning(code).encode()
     elif path.suffix == ".py":
-        text = meaning(path.read_text()).encode()
+        content = meaning(path.read_text()).encode()
     else:
-        text = path.read_bytes()
-    return hashlib.sha256(text).hexdigest()[:16]
+        content = path.read_bytes()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
-def ask_git(*words: str) -> str:
-    """What git says of this repository; nothing, where there is none."""
-    command = ["git", "-C", str(ROOT), *words]
-    try:
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    except FileNotFoundError:
-        return ""
-
-
-def circumstances() -> dict[str, str]:
-    """When, by which commit and on what machine something is measured."""
-    commit = ask_git("rev-parse", "--short", "HEAD") or "unknown"
-    edited = ["status", "--porcelain", "--untracked-files=no", ":!book/measured"]
-    if ask_git(*edited):
-        commit += " and what was not committed"
-    system = platform.system()
-    if system == "Linux":
-        system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    return {
-        "recorded": f"{datetime.date.today()}",
-        "commit": commit,
-        "on": f"{system}, {platform.machine()}, {os.cpu_count()} cores,"
-        f" Python {platform.python_version()}",
-    }
+def commit() -> str:
+    """Return the commit that is checked out, and whether files differ from it."""
+    short = ["rev-parse", "--short", "HEAD"]
+    status = ["status", "--porcelain", "--untracked-files=no", ":!book/measured"]
+    name, edits = (
+        subprocess.check_output(["git", *words], cwd=ROOT, text=True).strip()
+        for words in (short, status)
+    )
+    return f"{name} with edits" if edits else name
 
 
 def installed(*names: str) -> dict[str, str]:
-    """The versions of these packages, of those that are installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            pass
-    return found
+    """Return the versions of those of these packages that are installed."""
+    known = {found.name: found.version for found in distributions()}
+    return {name: known[name] for name in names if name in known}
 
 
 def read(name: str) -> dict[str, Part]:
-    """The parts of a record as they were kept; none, if nothing was."""
+    """Return the parts of a record; none if there is no record."""
     path = KEPT / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -113,37 +88,51 @@ def read(name: str) -> dict[str, Part]:
 def keep(
     name: str, part: str, found: object, of: Iterable[str], versions: dict[str, str]
 ) -> None:
-    """Write what was found of a part beside the other parts of its record.
-
-    `of` names the files that were measured, from the root of the repository.
-    """
-    digests = {file: digest(ROOT / file) for file in sorted(of)}
-    about = {"versions": versions, "of": digests, "found": found}
-    parts = read(name) | {part: circumstances() | about}
-    KEPT.mkdir(exist_ok=True)
+    """Write one part of a record, measured of these files, and keep its other parts."""
+    system = platform.system()
+    if system == "Linux":
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    parts = read(name)
+    parts[part] = {
+        "recorded": f"{datetime.date.today()}",
+        "commit": commit(),
+        "on": f"{system}, {platform.machine()}, {os.cpu_count()} cores,"
+        f" Python {platform.python_version()}",
+        "versions": versions,
+        "of": {file: digest(ROOT / file) for file in sorted(of)},
+        "found": found,
+    }
     text = json.dumps(dict(sorted(parts.items())), indent=1, ensure_ascii=False)
     (KEPT / f"{name}.json").write_text(text + "\n")
 
 
 def older(part: Part) -> list[str]:
-    """The measured files that would run otherwise today; none, if the part holds."""
-    return [file for file, known in part["of"].items() if digest(ROOT / file) != known]
+    """Return the measured files that would now run differently."""
+    return [
+        file
+        for file, known in part["of"].items()
+        if (ROOT / file).exists() and digest(ROOT / file) != known
+    ]
 
 
-def told(parts: dict[str, Part]) -> str:
-    """A sentence for a page: when, by which commits, on what and with what."""
+def told(parts: dict[str, Part], program: str = "") -> str:
+    """Return a sentence for a page: when, by which commits, on what and with what.
 
-    def every(key: str) -> str:
-        return " and ".join(sorted({part[key] for part in parts.values()}))
-
-    versions = {
-        f"{name} {number}"
-        for part in parts.values()
-        for name, number in part["versions"].items()
-    }
-    text = f"Recorded {every('recorded')} by commit {every('commit')} on {every('on')}"
-    text += f", with {', '.join(sorted(versions))}." if versions else "."
+    With a program that has since left the repository, each commit links to it.
+    """
+    url = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
+    commits = {part["commit"] for part in parts.values()}
+    if program:
+        commits = {f"[{c}]({url}/blob/{c.split()[0]}/{program})" for c in commits}
+    dates, machines = (
+        " and ".join(sorted({part[key] for part in parts.values()}))
+        for key in ("recorded", "on")
+    )
+    text = f"Recorded {dates} by commit {' and '.join(sorted(commits))} on {machines}"
+    pairs = {pair for part in parts.values() for pair in part["versions"].items()}
+    if pairs:
+        text += f", with {', '.join(sorted(map(' '.join, pairs)))}"
     changed = sorted({file for part in parts.values() for file in older(part)})
     if changed:
-        text += f" **Older than what it measured:** {', '.join(changed)}."
-    return text
+        text += f". **Older than what it measured:** {', '.join(changed)}"
+    return f"{text}."

@@ -1,5 +1,5 @@
 # @title Recorded faults
-# Written by `nox -s lab -- hosts --record`, which causes each fault between two hosts
+# Written by lab/hosts.py of commit adadcbf, which causes each fault between two hosts
 # with one process each. A list has one entry for each process; seconds count from the
 # fault.
 #   first_word, message   its first complaint: None, it said nothing

@@ -1,5 +1,5 @@
 # @title Recorded kills
-# Written by `nox -s lab -- kills --record`: KILLS[release][devices][collective] of
+# Written by lab/kills.py of commit 559601b: KILLS[release][devices][collective] of
 # two processes, one of which is killed, three times.
 #   heard   seconds until the other one gets an exception: None, none soon
 #   end     seconds until it ends
