@@ -60,12 +60,12 @@ def test_a_retired_program_is_linked_at_its_commit():
 
 
 def test_a_footer_claims_only_what_is_recorded_of_this_text():
-    of = {file: record.digest(ROOT / file) for file in versions.files("tests")}
+    of = {file: record.digest(ROOT / file) for file in versions.files("colab")}
     found = dict.fromkeys(versions.chapters(), 1.0)
     part = {"versions": {"jax": "0.0.1"}, "of": of, "found": found}
 
     def passes(page: str) -> str:
-        return selfcontained.passes(page, versions.passed_on({"tests": part}))
+        return selfcontained.passes(page, versions.passed_on({"colab": part}))
 
     assert passes("book/index") == " Every chapter passes on JAX 0.0.1."
     old, other = [f"notebooks/{name}" for name in versions.chapters()[:2]]
