@@ -51,7 +51,7 @@ def code(source: str, *tags: str) -> tuple[str, str]:
 
 DENSE = "\n".join(["a, b, c = [(f(x[i]), -x[j] ** 2) for i, j in g(y) if i < j]"] * 99)
 CHECK = "\n```{code-cell} ipython3\nassert True\n```"
-ADDRESS = "https://github.com/parallel-jax/parallel-jax"
+ADDRESS = yaml.safe_load((pair.ROOT / "_config.yml").read_text())["repository"]["url"]
 # What a fault replaces, by what, what the message says; and where, if not in SOURCE.
 FAULTS = {
     checks.everything_is_paired: [
