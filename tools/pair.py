@@ -53,8 +53,8 @@ def shared_source(root: Path, name: str) -> str:
     if cell.exists():
         return cell.read_text().strip()
     if module.exists():  # its docstring's first line is its title for Colab
-        _, said, program = module.read_text().split('"""', 2)
-        title = said.partition("\n")[0].rstrip(".")
+        _, docstring, program = module.read_text().split('"""', 2)
+        title = docstring.partition("\n")[0].rstrip(".")
         return f"# @title {title}\n{program.strip()}"
     module, _, part = name.partition("-")
     sources = root / f"book/cells/{module}.py", root / f"launch/{module}.py"
