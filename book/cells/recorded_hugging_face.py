@@ -4,7 +4,7 @@
 #   best     the best next token at each position of TOKENS
 #   logits   of these COLUMNS, at each position of TOKENS
 #   greedy   the 16 tokens that follow the first 8
-TRANSFORMERS_ON = {"date": "2026-11-24", "transformers": "5.23.0", "torch": "2.15.0"}
+TRANSFORMERS_ON = {"date": "2026-11-26", "transformers": "5.23.0", "torch": "2.15.0"}
 TOKENS = np.array(
     (
         "135 23 57 27 4 3 218 258 146 79 317 97 83 116 127 149 286 "
