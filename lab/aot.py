@@ -130,6 +130,7 @@ def run_cells(chapter: str) -> dict:
     with redirect_stdout(io.StringIO()):
         for cell in (first, *(tagged or rest)):
             exec(compile(cell.source, "cell", "exec"), names)
+    jax.config.update("jax_disable_most_optimizations", False)  # Setup asks for the CPU
     return names
 
 
