@@ -27,7 +27,7 @@ PAGES = sorted(
 )
 MOVING = [(COLLECTIVES, ".ring"), (SHARDINGS, ".swap")]
 STATUS = (ROOT / "book/status.md").read_text()
-SHARED, OWN, OF_SEARCH = map(int, re.findall(r"(\d+) kB", STATUS))
+SHARED, OWN = map(int, re.findall(r"(\d+) kB", STATUS))
 SIZES = """performance.getEntries().filter(file => file.decodedBodySize)
   .map(file => [file.name, file.decodedBodySize])"""
 LOADED = "[...document.fonts].map(face => face.status == 'loaded' && face.family)"
@@ -64,8 +64,7 @@ def too_heavy(page: Page) -> Iterator[str]:
     sizes = dict(page.evaluate(SIZES))
     shared = sum(size for name, size in sizes.items() if "/_static/" in name)
     own = sum(sizes.values()) - shared
-    limit = OF_SEARCH if page.url.endswith("/search.html") else OWN
-    for what, size, most in [("shared", shared, SHARED), ("own", own, limit)]:
+    for what, size, most in [("shared", shared, SHARED), ("own", own, OWN)]:
         if not 1 < size / 1000 <= most:
             yield f"{size} bytes of {what} files, at most {most} kB: {sizes}"
 
