@@ -99,7 +99,7 @@ def pdf(session: nox.Session) -> None:
 
 @nox.session
 def pair(session: nox.Session) -> None:
-    """Write what follows from the sources: notebooks, links, shared cells, tables."""
+    """Write what follows from the sources: notebooks, links, shared cells."""
     install_lock(session)
     session.run("python", "tools/pair.py")
 
@@ -159,27 +159,15 @@ def lint(session: nox.Session) -> None:
     session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
 
 
-def read_site(session: nox.Session, *how: str) -> None:
-    """Read the built site in a browser; words after `--` go to pytest."""
+@nox.session
+def site(session: nox.Session) -> None:
+    """Test the built site in Chromium, and what readers do most in Firefox."""
     if shutil.which("npm") is None:
         session.error("there is no npm: run apt-get install npm, or install Node.js")
     install_lock(session, "tests/requirements.lock")
     session.run("npm", "ci", "--prefix", "tests", "--ignore-scripts", external=True)
     words = session.posargs or ["-q", *TWO_AT_A_TIME, "tests"]
-    session.run("pytest", *words, *how)
-
-
-@nox.session
-def site(session: nox.Session) -> None:
-    """Read the built site in headless Chromium, and the essential of it in Firefox."""
-    read_site(session, "-m", "browser")
-    read_site(session, "-m", "essential and not chromium", "--browser=firefox")
-
-
-@nox.session
-def firefox(session: nox.Session) -> None:
-    """Read the whole built site in headless Firefox."""
-    read_site(session, "-m", "browser and not chromium", "--browser=firefox")
+    session.run("pytest", *words, "-m", "browser")
 
 
 @nox.session(python=where_present("3.13"))
