@@ -155,7 +155,7 @@ def comes_true(condition: Callable, seconds: float) -> bool:
 )
 def test_launch_leaves_nothing(tmp_path, then, limit, stop, said):
     (tmp_path / "worker.py").write_text(WORKER)
-    words = [shared_text(ROOT, ["launch"]), tmp_path / "worker.py", str(limit), then]
+    words = [shared_text(ROOT, ["processes"]), tmp_path / "worker.py", str(limit), then]
     command = [sys.executable, "-c", KERNEL, *words]
     settings = os.environ | {"XLA_FLAGS": "--kernel", "http_proxy": "kernel"}
     kernel = subprocess.Popen(command, stdout=PIPE, text=True, env=settings)
