@@ -52,7 +52,7 @@ export TMPDIR=/run SLURM_CONF=/run/slurm.conf OMPI_MCA_rmaps_base_oversubscribe=
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 short=(--steps 48 --save-every 20 --log-every 8)
 long=(--steps 240 --save-every 200 --log-every 20)
-limit=240 # seconds for a run, of which a busy machine takes 60
+limit=240 # seconds for a run; on a busy machine one takes 60
 
 begin() { # a run of this name in a copy of launch/, perhaps from another's step 20
   name=$1
@@ -61,6 +61,11 @@ begin() { # a run of this name in a copy of launch/, perhaps from another's step
   cp "$launch"/*.* .
   [ -z "${2:-}" ] || cp -r "/run/$2/checkpoints/20" checkpoints
   SECONDS=0
+}
+
+slowly() { # each step of the run takes longer: a signal arrives before the last one
+  printf '%s\n' 'set_limit = limit' \
+    'limit = lambda *words: set_limit(*words) or time.sleep(0.05)' >>lifecycle.py
 }
 
 end() { # of the run, for lab/launchers.py to read
@@ -96,6 +101,7 @@ end
 
 # mpirun.sh itself is told to stop, and then one of its processes is killed.
 begin "Open MPI, told to stop"
+slowly
 sh mpirun.sh 2 --emulate 4 "${long[@]}" >log 2>&1 &
 within $limit grep -q "  loss " log
 kill -TERM $!
@@ -104,6 +110,7 @@ timeout $limit sh mpirun.sh 2 --emulate 4 "${long[@]}" >>log 2>&1
 cat log
 end
 begin "Open MPI, one process killed"
+slowly
 sh mpirun.sh 2 --emulate 4 "${long[@]}" >log 2>&1 &
 within $limit grep -q "  loss " log
 pkill -KILL -n -f "^python.* --distributed "
@@ -140,11 +147,11 @@ esac >/run/cgroup.conf
 (umask 077 && head -c 128 /dev/urandom >/run/munge/key)
 munged --foreground --key-file=/run/munge/key --seed-file=/run/munge/seed \
   >/run/munged.log 2>&1 &
-within 30 test -S /run/munge/munge.socket.2
+within 120 test -S /run/munge/munge.socket.2
 slurmctld -D >/run/slurmctld.log 2>&1 &
 slurmd -D >/run/slurmd.log 2>&1 &
 idle() { [ "$(sinfo --noheader --format=%T 2>/dev/null)" = idle ]; }
-within 60 idle
+within 120 idle
 
 trains() { grep -q "  loss " "train-$job.log" 2>/dev/null; }
 ended() { [ -z "$(squeue --noheader --jobs="$job")" ]; }
@@ -164,6 +171,7 @@ job=$(sbatch --parsable --ntasks=4 job.sbatch --emulate 2 "${short[@]}")
 finish $limit COMPLETED 0
 
 begin "Slurm, stopped and requeued"
+slowly
 job=$(sbatch --parsable --ntasks=2 job.sbatch --emulate 4 "${long[@]}")
 within $limit trains
 scancel --signal=TERM "$job"
@@ -173,6 +181,7 @@ finish $limit COMPLETED 1
 # One process is killed, and the other hangs, so that it cannot end by itself: srun ends
 # it, and the job goes back into the queue.
 begin "Slurm, one process killed"
+slowly
 job=$(sbatch --parsable --ntasks=2 job.sbatch --emulate 4 "${long[@]}")
 within $limit trains
 task() { scontrol listpids "$job.0" | awk -v rank="$1" '$5 == rank { print $1 }'; }
