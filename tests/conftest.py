@@ -49,23 +49,24 @@ def pytest_keyboard_interrupt():
 
 
 @pytest.fixture
-def begin(tmp_path):
-    """A function that begins a Run of launch/train.py; at the end none is left."""
+def start_run(tmp_path):
+    """Return a function that starts launch/train.py; kill what is left of its runs."""
     from runs import Run
 
-    def begin(*words, **how):
+    def start_run(*words, **how):
         run = Run(tmp_path, *words, **how)
         runs.callback(run.kill)
         return run
 
     with ExitStack() as runs:
-        yield begin
+        yield start_run
 
 
 @pytest.fixture
-def quiet(monkeypatch):
-    """Leaves pytest its signals where a run of launch/train.py ends in this process."""
+def keep_lifecycle(monkeypatch):
+    """Let a run in this process leave the signals and the state of lifecycle.py."""
     monkeypatch.setattr("lifecycle.hear_no_more", lambda: None)
+    monkeypatch.setattr("lifecycle.claimed", ())
 
 
 @pytest.fixture(scope="session")

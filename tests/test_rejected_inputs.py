@@ -1,0 +1,264 @@
+"""The programs of launch/ reject a bad input in one line that names it, with status 2.
+
+They do so before they load a weight or write a file.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import adapters
+import decoder
+import fine_tune
+import generate
+import jax
+import lifecycle
+import pytest
+from runs import LAUNCH, contents, options_of, statuses
+from toy_model import model_in, start_two, write_rows
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a model, adapters, requests, and rows to train on."""
+    with model_in(tmp_path_factory.mktemp("rejected")) as place:
+        write_rows(place / "data.jsonl", [{"prompt": "the sea", "answer": "is"}])
+        c = generate.read_model(place / "model").c
+        mesh, lora = decoder.model_mesh(c, jax.devices()[:1]), adapters.Lora(4, 8.0)
+        params = adapters.new_adapters(jax.random.key(0), c, lora, mesh)
+        adapters.save_adapters(place / "adapters", params, c, lora, "model")
+        yield place
+
+
+@pytest.fixture
+def rejection(place, tmp_path, monkeypatch, capsys):
+    """Return a function that runs a program on a copy of these files, perhaps with one
+    of them damaged, and returns the one line with which it ends."""
+
+    def go_on(*_):
+        pytest.fail("it goes on")
+
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    monkeypatch.setattr(lifecycle, "hear_no_more", lambda: None)
+    monkeypatch.setattr(lifecycle, "agree", go_on)
+    monkeypatch.setattr(decoder, "load", go_on)
+    monkeypatch.chdir(shutil.copytree(place, tmp_path / "copy"))
+
+    def run(program, words: str, file: str = "", damage: Callable = None) -> str:
+        if damage:
+            damage(Path(file))
+        before = contents(Path())
+        with pytest.raises(SystemExit, match="^2$"):
+            program.main(options_of(program, *words.split()))
+        output, errors = capsys.readouterr()
+        assert errors.count("\n") == 1 and not output
+        assert contents(Path()) == before
+        return errors
+
+    return run
+
+
+# ------------------------------------------------------------------------- the options
+
+GENERATE, FINE_TUNE = "model --prompt sea ", "model data.jsonl --out new --devices 1 "
+MEET = GENERATE + "--processes 2 --process "
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "named"),
+    [
+        (generate, "nowhere --prompt sea", "nowhere"),
+        (generate, "model", "--prompts"),
+        (generate, "model --prompts none.jsonl", "none.jsonl"),
+        (generate, "model --prompts /dev/null", "/dev/null"),
+        (generate, GENERATE + "--max-tokens 0", "--max-tokens"),
+        (generate, GENERATE + "--length 1", "prompt of 0"),
+        (generate, GENERATE + "--length 257", "--length 257"),
+        (generate, GENERATE + "--devices 999", "--devices 999"),
+        (generate, GENERATE + "--process 1", "--coordinator"),
+        (generate, MEET + "1 --coordinator a", "--coordinator a"),
+        (generate, MEET + "2 --coordinator a:1", "--process "),
+        (fine_tune, "model none.jsonl --out new", "none.jsonl"),
+        (fine_tune, "model /dev/null --out new", "/dev/null"),
+        (fine_tune, FINE_TUNE + "--out model", "model"),
+        (fine_tune, FINE_TUNE + "--out data.jsonl/new", "data.jsonl"),
+        (fine_tune, FINE_TUNE + "--length 3", "data.jsonl, line 1"),
+        (fine_tune, FINE_TUNE + "--length 257", "--length 257"),
+        (fine_tune, FINE_TUNE + "--devices 999", "--devices 999"),
+        (fine_tune, FINE_TUNE + "--rate nan", "--rate"),
+        (fine_tune, FINE_TUNE + "--full --rank 4", "--rank"),
+        (fine_tune, FINE_TUNE + "--steps 4 --epochs 1", "--epochs"),
+    ],
+)
+def test_an_option_is_rejected(rejection, program, words, named):
+    assert named in rejection(program, words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--steps 0",
+        "--seed -1",
+        "--rate nan",
+        "--batch many",
+        "--coordinator node1",
+        "--processes 2 --process 2",
+        "--allow-nan",
+    ],
+)
+def test_train_rejects_an_option_before_it_imports_jax(tmp_path, words):
+    """After the one line of its usage."""
+    (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
+    command = [sys.executable, LAUNCH / "train.py", *words.split()]
+    own = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    usage, line = done.stderr.splitlines()
+    assert usage.startswith("usage: ") and words.split()[-2:][0] in line
+
+
+# --------------------------------------------------------------------------- the files
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def give(text: bytes) -> Callable:
+    return lambda path: path.write_bytes(text)
+
+
+def change(**new: object) -> Callable:
+    """Return what changes keys of a file that holds a JSON object, if it is there."""
+
+    def write(path: Path) -> None:
+        old = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(old | new))
+
+    return write
+
+
+def make_int8(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"BF16"', b'"I8"  ', 1))
+
+
+CONFIG, INDEX = "model/config.json", "model/model.safetensors.index.json"
+TOKENIZER, NAMED = "model/tokenizer.json", "model/tokenizer_config.json"
+WEIGHTS, LORA = "model/model-00002-of-00003.safetensors", "adapters/adapter_config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "named"),
+    [
+        (CONFIG, change(model_type="gpt2"), "model_type"),
+        (CONFIG, change(rope_theta=None), "rope_theta"),
+        (CONFIG, change(num_attention_heads="8"), "num_attention_heads"),
+        (CONFIG, change(vocab_size=99), "model.embed_tokens"),
+        (CONFIG, change(tie_word_embeddings=True), "config.json"),
+        (CONFIG, change(num_hidden_layers=3), "model.layers.2"),
+        (CONFIG, cut, CONFIG),
+        (CONFIG, Path.unlink, CONFIG),
+        (CONFIG, give(b"[]"), CONFIG),
+        (WEIGHTS, cut, WEIGHTS),
+        (WEIGHTS, Path.unlink, WEIGHTS),
+        (WEIGHTS, give(b"version https://git-lfs"), "git lfs pull"),
+        (WEIGHTS, give(b"<!doctype html>" * 9), WEIGHTS),
+        (WEIGHTS, make_int8, WEIGHTS),
+        (INDEX, cut, INDEX),
+        (TOKENIZER, give(b"no"), TOKENIZER),
+        (TOKENIZER, Path.unlink, "tokenizer.json"),
+        (LORA, change(peft_type="IA3"), LORA),
+        (LORA, change(r=8), "adapters"),
+        (LORA, change(bias="all"), "bias"),
+        (LORA, give(b'{"peft_type": "LORA"}'), "adapters"),
+    ],
+)
+def test_a_damaged_file_is_rejected(rejection, file, damage, named):
+    words = "model --prompts requests.jsonl --adapters adapters"
+    assert named in rejection(generate, words, file, damage)
+
+
+@pytest.mark.parametrize("name", ["wet", ["wet"]])
+def test_a_stop_token_that_is_none_is_rejected(rejection, name):
+    line = rejection(fine_tune, FINE_TUNE, NAMED, change(eos_token=name))
+    assert "tokenizer_config.json" in line
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        (b'{"tokens": [1, 2', "delimiter"),
+        (b"\xff", "utf-8"),
+        (b"[1, 2]", '"tokens"'),
+        (b'{"tokens": [1], "prompt": "sea"}', '"tokens"'),
+        (b'{"tokens": [1], "max_token": 5}', "max_token"),
+        (b'{"tokens": [1], "id": [1]}', "id [1]"),
+        (b'{"tokens": [1, 321]}', "321"),
+        (b'{"tokens": []}', "prompt"),
+        (b'{"prompt": 5}', "prompt"),
+        (b'{"tokens": [1], "max_tokens": 2.5}', "max_tokens: 2.5"),
+        (b'{"tokens": [1], "temperature": NaN}', "temperature: NaN"),
+    ],
+)
+def test_a_request_is_rejected(rejection, row, named):
+    words = "model --prompts requests.jsonl"
+    line = rejection(generate, words, "requests.jsonl", give(b"\n" + row))
+    assert line.startswith("requests.jsonl, line 2: ") and named in line
+
+
+@pytest.mark.parametrize(
+    ("row", "named"),
+    [
+        (b'{"answer": [1]}', '"tokens"'),
+        (b'{"tokens": [1]}', '"answer"'),
+        (b'{"tokens": [1], "answer": []}', "answer"),
+        (b'{"prompt": "sea", "answer": [7]}', "answer"),
+        (b'{"tokens": [1], "answer": "sea"}', "answer"),
+        (b'{"tokens": [1], "answer": [1], "answers": [2]}', "answers"),
+    ],
+)
+def test_a_row_to_train_on_is_rejected(rejection, row, named):
+    line = rejection(fine_tune, FINE_TUNE, "data.jsonl", give(b"\n" + row))
+    assert line.startswith("data.jsonl, line 2: ") and named in line
+
+
+# --------------------------------------------------------------------- the surroundings
+
+
+def test_too_little_memory_is_rejected(rejection):
+    words = GENERATE + f"--devices 1 --dtype float16 --length {2**31 - 1}"
+    line = rejection(generate, words, CONFIG, change(max_position_embeddings=None))
+    # Two layers with keys and values of two heads of 16, two bytes each: 512 GiB.
+    assert "needs 512.00 GiB (weights 0.00, cache 512.00, logits 0.00)" in line
+    # 2^24 rows of 16 tokens with 64 values of four bytes, in each of two layers.
+    line = rejection(fine_tune, FINE_TUNE + f"--batch {2**24}")
+    assert "(weights 0.00, state 0.00, gathered 0.00, inputs of layers 128.00, " in line
+
+
+def test_one_of_several_processes_is_rejected(rejection, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert "SLURM_STEP_NUM_TASKS" in rejection(generate, GENERATE)
+
+
+def test_a_text_without_the_package_is_rejected(rejection, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert "package tokenizers" in rejection(generate, GENERATE)
+
+
+def test_two_processes_are_rejected_together(place):
+    before = contents(place)
+    differ = [["model", "--prompt", word] for word in ("sea", "blue")]
+    uneven = 2 * [["model", "data.jsonl", "--out", "new", "--batch", 12]]
+    for program, words, named in [
+        ("generate.py", differ, "prompts"),
+        ("fine_tune.py", uneven, "--batch 12"),
+    ]:
+        two = start_two(place, program, *words)
+        assert statuses(two) == [2, 2]
+        assert named in two[0].errors and [run.output for run in two] == ["", ""]
+    assert contents(place) == before
