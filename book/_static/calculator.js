@@ -481,7 +481,7 @@
       + ` ${bytes(data + fsdp - fromBase)} to all-reduce the adapters' gradients.`;
   }
 
-  /* The list of layouts, the first hundred and the one above; a click selects one. */
+  /* The list of layouts, the first fifty and the one above; a click selects one. */
   let listed = [];
   function showLayouts(at) {
     const isOwn = ({ layout }) => AXES.every((axis) => layout[axis] === at[axis]);
@@ -491,7 +491,7 @@
       + ` layouts of ${english(at.devices)} devices; ${english(fitting)} fit in memory, and the one`
       + ` above is number ${english(all.findIndex(isOwn) + 1)}.`
       : `Layouts are listed for at most ${english(MOST_LISTED)} devices.`;
-    listed = all.map((entry, i) => [i, entry]).filter(([i, entry]) => i < 100 || isOwn(entry));
+    listed = all.map((entry, i) => [i, entry]).filter(([i, entry]) => i < 50 || isOwn(entry));
     part("ranking").innerHTML = listed.map(([i, entry], n) => {
       const sizes = AXES.filter((axis) => entry.layout[axis] > 1);
       const name = sizes.map((axis) => `${axis} ${entry.layout[axis]}`).join(", ") || "one device";
