@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from playwright.sync_api import Browser, Page, expect
 
-pytestmark = pytest.mark.chromium  # one engine is enough for what is counted
 AXES = ["pipe", "data", "fsdp", "seq", "model"]
 MODES = ["train", "adapters", "generate"]
 RECIPES = {"Adam f32": (2, 2, 12), "Adam bf16": (2, 2, 4), "SGD": (2, 2, 0)}

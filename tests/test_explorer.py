@@ -13,7 +13,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from playwright.sync_api import Browser, Page, expect
 from test_widgets import STATES
 
-pytestmark = pytest.mark.chromium
 jax.config.update("jax_num_cpu_devices", 8)
 
 COUNT = """

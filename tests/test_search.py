@@ -52,7 +52,6 @@ NOISE = [  # does not change what is found
     "{} The preceding stack trace is the source of the JAX operation that, "
     "once transformed by JAX, triggered the following exception.",
 ]
-only_chromium = pytest.mark.chromium  # the order does not depend on the browser
 
 
 @pytest.fixture
@@ -73,7 +72,6 @@ def typed(quiet_page):
     return type_query
 
 
-@only_chromium
 @pytest.mark.browser
 def test_the_library_is_the_published_one():
     """The site is built without npm, so book/_static has a copy of the package."""
@@ -85,7 +83,6 @@ def test_the_library_is_the_published_one():
     assert copied == f"{head}\n\n{licence}*/\n{code}"
 
 
-@only_chromium
 @pytest.mark.parametrize("part", LEAST)
 def test_most_queries_find_their_page(browser, site, part):
     """A page that was first or second when recorded is still among the first three."""
@@ -103,7 +100,6 @@ def test_most_queries_find_their_page(browser, site, part):
     assert not lost
 
 
-@only_chromium
 def test_a_few_words_find_their_page(ask):
     """Some of these words are misspelt."""
     found = [[hit["page"] for hit in hits[:3]] for hits in ask(TOPICS)]
@@ -113,13 +109,11 @@ def test_a_few_words_find_their_page(ask):
     assert mean(hits[0] == page for hits, page in zip(found, TOPICS.values())) >= 0.9
 
 
-@only_chromium
 @pytest.mark.parametrize("noise", NOISE)
 def test_noise_changes_nothing(ask, noise):
     assert ask(MESSAGES) == ask(noise.format(text) for text in MESSAGES)
 
 
-@only_chromium
 def test_every_page_and_section_has_its_place(ask):
     """A page that was not read again keeps its sections."""
     paths = [path for f in ("book", "notebooks") for path in (ROOT / f).glob("*.md")]

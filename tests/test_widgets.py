@@ -4,7 +4,6 @@ import pytest
 from form import answer, state, type_in
 from playwright.sync_api import expect
 
-pytestmark = pytest.mark.chromium
 TYPED = {
     "explorer": {"spec": 'P(None, "b")', "mesh": "a=2, b=3", "shape": "4, 6, 8"},
     "calculator": {
