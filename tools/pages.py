@@ -109,6 +109,7 @@ class HandOver:
             self.warned.append(f"{page} wrote to stderr:\n{text}")
             return
         notebook = READ(str(page))  # the cache's key is of its source and metadata
+        notebook.metadata["language_info"] = executed.metadata["language_info"]
         for cell, ran in zip(notebook.cells, executed.cells, strict=True):
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = ran.outputs, ran.execution_count
