@@ -1,7 +1,7 @@
-"""Write the search page's index, sections.bin: the text of every section.
+"""Write what the search page reads: every section's address, titles and text.
 
-A Sphinx extension. The text is that of paragraphs, code and printed results, without
-folded code. It replaces Sphinx's own index, which knows pages only.
+A Sphinx extension. The text is that of paragraphs, code and printed results; folded
+code is left out. Sphinx's own index, which knows pages only, is not made.
 """
 
 import gzip
@@ -10,40 +10,41 @@ from pathlib import Path
 
 from docutils import nodes
 
-LEFT_OUT = nodes.section | nodes.title | nodes.raw | nodes.comment | nodes.Text
+UNREAD = nodes.section | nodes.title | nodes.raw | nodes.comment | nodes.Text
 FOLDED = {"tag_hide-input", "tag_hide-cell", "tag_remove-input"}
 
 
 def parts(node):
-    """Yield a node's children but for sections, the code of folded cells and images."""
+    """What is below a node, less other sections, the code of folded cells, pictures."""
     folded = FOLDED & set(node.get("classes", ()))
     for child in node.children:
-        if isinstance(child, LEFT_OUT):
+        if isinstance(child, UNREAD):
             continue
         if folded and child.get("nb_element") == "cell_code_source":
             continue
-        kind = child.get("mime_type", "text/markdown")
-        is_repr = kind == "text/plain" and child.astext().startswith("<")
-        if kind in ("text/plain", "text/markdown") and not is_repr:
+        kind = child.get("mime_type")
+        names_an_object = kind == "text/plain" and child.astext().startswith("<")
+        if kind in (None, "text/plain", "text/markdown") and not names_an_object:
             yield child
 
 
 def lines(node):
-    """Yield a line of text for each paragraph, row of a table and line of code."""
+    """The text in a node, a line for each paragraph, row of a table or line of code."""
     for child in parts(node):
         if isinstance(child, nodes.row):
             yield " | ".join(entry.astext() for entry in child)
+        elif (
+            isinstance(child, nodes.literal_block) and "running" not in child["classes"]
+        ):
+            yield from child.astext().splitlines()
         elif isinstance(child, nodes.TextElement):
-            text = child.astext()
-            is_code = isinstance(child, nodes.literal_block)
-            wraps = not is_code or "running" in child["classes"]
-            yield from [" ".join(text.split())] if wraps else text.splitlines()
+            yield " ".join(child.astext().split())
         else:
             yield from lines(child)
 
 
 def sections(doctree):
-    """Yield each section's anchor, title and passages of ten lines."""
+    """The anchor, the title and the passages, of ten lines each, of every section."""
     for section in doctree.findall(nodes.section):
         text = [line.strip() for line in lines(section) if line.strip()]
         passages = ["\n".join(text[i : i + 10]) for i in range(0, len(text) or 1, 10)]
@@ -51,19 +52,23 @@ def sections(doctree):
 
 
 def write_sections(app, error):
-    """Pack the sections of all pages."""
+    """Pack the sections of all pages, if any page was read again."""
     if error or app.builder.format != "html":
+        return
+    packed_at = Path(app.outdir, "sections.bin")
+    read = [path.stat().st_mtime for path in Path(app.doctreedir).glob("*/*.doctree")]
+    if packed_at.exists() and max(read) < packed_at.stat().st_mtime:
         return
     pages = {
         f"{name}.html": [*sections(app.env.get_doctree(name))]
         for name in sorted(app.env.found_docs)
     }
     packed = gzip.compress(json.dumps(pages, ensure_ascii=False).encode(), mtime=0)
-    Path(app.outdir, "sections.bin").write_bytes(packed)  # some hosts unpack .gz
+    packed_at.write_bytes(packed)  # as .gz, some hosts would unpack it
 
 
 def replace_search(app):
-    """Make the search page without Sphinx's index."""
+    """Make the search page, and not the index that it would have."""
     app.builder.search = False
     app.config.html_additional_pages["search"] = "search.html"
 
