@@ -69,11 +69,11 @@ def run_all(browser, lab, name: str) -> tuple[Page, list]:
     page.set_default_timeout(60_000)
     page.goto(f"{address}lab/tree/{name}?reset&token={token}")
     expect(page.locator(".jp-Notebook .jp-Cell")).to_have_count(len(written))
-    expect(page.locator("#jp-main-statusbar")).to_contain_text("| Idle", timeout=60_000)
+    expect(page.locator("#jp-main-statusbar")).to_contain_text("| Idle")
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
     kernel = page.locator(".jp-Notebook-ExecutionIndicator")
-    expect(kernel).to_have_attribute("data-status", "busy", timeout=60_000)
+    expect(kernel).to_have_attribute("data-status", "busy")
     expect(kernel).to_have_attribute("data-status", "idle", timeout=300_000)
     return page, written
 
@@ -91,7 +91,7 @@ def solve_an_exercise(page: Page, written: list) -> None:
     page.keyboard.insert_text(f"{answer}\n{name} = answer")
     page.keyboard.press("Shift+Enter")  # runs it, and selects the check
     page.keyboard.press("Shift+Enter")
-    expect(check.locator(OUTPUT)).to_contain_text("Right.", timeout=30_000)
+    expect(check.locator(OUTPUT)).to_contain_text("Right.")
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
