@@ -142,6 +142,7 @@ FAULTS = {
     ],
     checks.paths_are_complete: [
         ("skim: 1-2", "skim: 2", "'First' has 2 without [1]", "_toc.yml"),
+        ("read: 1-2", "read: 1-3", "has 3, which is not there", "_toc.yml"),
         ("1-2", "1", "chapter 2 is on none of the paths", "_toc.yml"),
         ("You need", "It takes", "starts with 'You need'"),
     ],

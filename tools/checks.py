@@ -337,7 +337,9 @@ def paths_are_complete(root: Path) -> Iterator[str]:
         yield f"_toc.yml: chapter {number} is on none of the paths at its head"
     for path, marks in paths.items():
         for number in sorted(marks):
-            if missing := sorted(needs(texts[number]) - {*marks}):
+            if number not in texts:
+                yield f"_toc.yml: the path {path!r} has {number}, which is not there"
+            elif missing := sorted(needs(texts[number]) - {*marks}):
                 yield f"_toc.yml: the path {path!r} has {number} without {missing}"
 
 
