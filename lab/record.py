@@ -65,7 +65,8 @@ def digest(path: Path) -> str:
 def commit() -> str:
     """Return the commit that is checked out, and whether files differ from it."""
     short = ["rev-parse", "--short", "HEAD"]
-    status = ["status", "--porcelain", "--untracked-files=no", ":!book/measured"]
+    status = ["status", "--porcelain", "--untracked-files=no"]
+    status += [":!book/measured", ":!book/cells/recorded_*"]  # what records write
     name, edits = (
         subprocess.check_output(["git", *words], cwd=ROOT, text=True).strip()
         for words in (short, status)

@@ -1,5 +1,5 @@
 # @title Recorded verdicts
-recorded_with = {"date": "2026-11-26", "jax": "0.12.0.1", "libtpu": "0.0.50.1"}
+recorded_with = {"date": "2026-11-27", "jax": "0.12.0.1", "libtpu": "0.0.50.1"}
 # Program: chip: what the compiler made of it.
 recorded_verdicts = {
     "ring_gather": {
