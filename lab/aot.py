@@ -198,7 +198,7 @@ def cell(parts: dict[str, Part]) -> str:
             printed = row["printed"].get(kind, 0)
             sent.append((*key, kind, int(size), printed, *cost))
         if "numbers" in read:
-            memory = (row["given"], row["scratch"], row["peak"])
+            memory = (row["arguments"], row["temporary"], row["peak"])
             numbers[key] = (*memory, row["flops"] and int(row["flops"]))
         if "order" in read:
             orders += wrap.fill(f"{', '.join(key)}: {row['order']}") + "\n"

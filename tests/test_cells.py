@@ -77,7 +77,7 @@ def test_verdict(cells, check, answer, verdict):
 
 def test_wrong_answer_is_rejected_in_one_line(cells):
     cells["reject"](compare, np.sum)
-    assert cells["printed"]() == "sum is turned down: not the mean"
+    assert cells["printed"]() == "sum is rejected: not the mean"
 
 
 def test_only_an_assertion_rejects(cells):

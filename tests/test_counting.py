@@ -173,7 +173,7 @@ BEGUN = f"%s = ((f32[8]), f32[8]) all-reduce-start(%p), {FOURS}"
 @pytest.mark.parametrize(
     ("why", "lines"),
     [
-        ("there is no price for it: %b.7 = f32[8]{0} collective-b", [BROADCAST]),
+        ("its bytes are not known: %b.7 = f32[8]{0} collective-b", [BROADCAST]),
         ("no price", ["%s = (f32[8], u32[], token[]) send(%p, %t), channel_id=1"]),
         ("no price", ["%r = (f32[8], u32[], token[]) recv(%t), channel_id=1"]),
         ("no price", [PERMUTE + "{{0,1}}, slice_sizes={{8}}"]),

@@ -40,7 +40,7 @@ LLAMA = QWEN3 | {
 
 
 def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a model's tensors, in the order of its layers."""
+    """Return each tensor's shape by its name, in the order of the layers."""
     d, f, head = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
     q, k = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     table = config["vocab_size"], d
@@ -69,22 +69,22 @@ def shapes_of(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 def random_tensors(config: dict, seed: int) -> dict[str, np.ndarray]:
-    """Weights in bfloat16, the same bits on every machine."""
+    """Return bfloat16 weights, with the same bits on every machine."""
     rng = np.random.Generator(np.random.Philox(seed))
     tensors = {}
     for name, shape in shapes_of(config).items():
         if len(shape) == 1:  # the scale of a norm, near 1
             values = 1 + rng.integers(-20, 21, shape) / 64
         else:
-            most = 2 if "embed" in name else 1.5 * (3 / shape[-1]) ** 0.5
-            values = most * rng.integers(-127, 128, shape) / 127
+            limit = 2 if "embed" in name else 1.5 * (3 / shape[-1]) ** 0.5
+            values = limit * rng.integers(-127, 128, shape) / 127
         tensors[name] = values.astype(jnp.bfloat16)
     return tensors
 
 
 # %% files
 def write_file(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """One safetensors file: the length of the header, the header, the numbers."""
+    """Write one safetensors file: the length of the header, the header, the values."""
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, values in tensors.items():
         start, end = end, end + values.nbytes
@@ -101,17 +101,17 @@ def write_file(path: Path, tensors: dict[str, np.ndarray]) -> None:
 def write_checkpoint(
     folder: Path, config: dict, tensors: dict[str, np.ndarray], files: int = 3
 ) -> None:
-    """A folder as one downloads it: config.json, the files, and their index."""
+    """Write a folder as the Hub has it: config.json, the files, and their index."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    names, where = [*tensors], {}
-    each = -(-len(names) // files)
+    names, file_of = [*tensors], {}
+    per_file = -(-len(names) // files)
     for number in range(files):
         file = f"model-{number + 1:05}-of-{files:05}.safetensors"
-        mine = names[number * each : (number + 1) * each]
-        write_file(folder / file, {name: tensors[name] for name in mine})
-        where |= dict.fromkeys(mine, file)
+        in_file = names[number * per_file : (number + 1) * per_file]
+        write_file(folder / file, {name: tensors[name] for name in in_file})
+        file_of |= dict.fromkeys(in_file, file)
     index = {"metadata": {"total_size": sum(x.nbytes for x in tensors.values())}}
-    index["weight_map"] = where
+    index["weight_map"] = file_of
     text = json.dumps(index, indent=1)
     (folder / "model.safetensors.index.json").write_text(text)

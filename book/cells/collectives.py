@@ -1,4 +1,4 @@
-# @title Read a compiled program: collectives, how often, how many bytes
+# @title Count the collectives of a compiled program, and the bytes they send
 import math
 import re
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from typing import NamedTuple
 RING = {  # bytes a device sends in a group of n, per byte of the result
     "all-reduce": lambda n: 2 * (n - 1) / n,
     "all-gather": lambda n: (n - 1) / n,
-    "reduce-scatter": lambda n: n - 1,  # its result is 1/n of what went in
+    "reduce-scatter": lambda n: n - 1,  # its result is 1/n of its operand
     "all-to-all": lambda n: (n - 1) / n,
     "collective-permute": lambda n: 1,
 }
-UNPRICED = ("ragged-all-to-all", "collective-broadcast", "send", "recv")
+UNCOUNTED = ("ragged-all-to-all", "collective-broadcast", "send", "recv")
 
 
 class Line(NamedTuple):
-    """One line of a compiled program, taken apart."""
+    """One parsed line of a compiled program."""
 
     name: str
     type: str
@@ -24,13 +24,13 @@ class Line(NamedTuple):
     text: str
 
 
-def refuse(why: str, line: Line):
-    """Raise the error that names a line which cannot be counted."""
+def cannot_count(why: str, line: Line):
+    """Raise a ValueError that quotes the line."""
     raise ValueError(f"cannot count: {why}: {line.text[:300]}")
 
 
 def read_line(text: str) -> Line | None:
-    """Take apart  %name = type operation(operands), attributes."""
+    """Parse  %name = type operation(operands), attributes."""
     parts = re.match(r"(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][\w-]*)\((.*?)\)", text)
     if parts is None:
         return None
@@ -55,19 +55,19 @@ def read_program(text: str) -> tuple[dict[str, dict[str, Line]], str]:
 
 
 def result_bytes(line: Line) -> int:
-    """Bytes of what a line returns: (f32[16,32], s32[]) has 2,052."""
+    """Return the bytes of a line's result: 2,052 for (f32[16,32], s32[])."""
     total = 0
     for name, sizes in re.findall(r"(\w+)\[(.*?)\]", line.type):
         bits = re.match(r"[a-z]+(\d+)", name.replace("pred", "u8"))
         if not bits or not re.fullmatch(r"[\d,]*", sizes):
-            refuse(f"{name}[{sizes}] has no known size", line)
+            cannot_count(f"{name}[{sizes}] has no known size", line)
         elements = math.prod(int(size) for size in re.findall(r"\d+", sizes))
         total += math.ceil(int(bits[1]) * elements / 8)
     return total
 
 
 def group_size(line: Line) -> int:
-    """Devices in one group; for a permute, the devices that send to another one."""
+    """Return the size of one group; for a permute, how many devices send to another."""
     if pairs := re.search(r"source_target_pairs=([\d,{}]+)", line.text):
         return sum(a != b for a, b in re.findall(r"{(\d+),(\d+)}", pairs[1]))
     if named := re.search(r"replica_groups=mesh\[(.*?)\].*? {(.*?)}", line.text):
@@ -79,36 +79,38 @@ def group_size(line: Line) -> int:
     listed = re.search(r"replica_groups=([\d,{}]+)", line.text)
     groups = re.findall(r"{([\d,]+)}", listed[1]) if listed else []  # {{0,1},{2,3}}
     if len({group.count(",") for group in groups}) != 1:
-        refuse("its groups are not listed, or differ in size", line)
+        cannot_count("its groups are not listed, or differ in size", line)
     return groups[0].count(",") + 1
 
 
-def price_of(line: Line, lines: dict[str, Line], within: str) -> tuple[str, int, int]:
+def sent_by(line: Line, lines: dict[str, Line], within: str) -> tuple[str, int, int]:
     """Return kind, group size and the bytes that each device sends in one run."""
     kind = line.operation.removesuffix("-start")
     of_replicas = "channel_id" in line.text and "use_global_device" not in line.text
     if kind in ("all-reduce", "all-gather", "reduce-scatter") and of_replicas:
-        refuse("its groups are of replicas, not of devices", line)
-    if kind in UNPRICED or "slice_sizes" in line.text:
-        refuse("there is no price for it", line)
+        cannot_count("its groups are of replicas, not of devices", line)
+    if kind in UNCOUNTED or "slice_sizes" in line.text:
+        cannot_count("its bytes are not known", line)
     result = line
-    if line.operation != kind:  # the result alone is printed where it is awaited
+    if line.operation != kind:  # only -done prints the result alone
         ends = [end for end in lines.values() if end.operation == f"{kind}-done"]
         ends = [end for end in ends if line.name in end.operands]
-        result = ends[0] if ends else refuse(f"no {kind}-done takes its result", line)
+        if not ends:
+            cannot_count(f"no {kind}-done takes its result", line)
+        result = ends[0]
     n, size = group_size(line), result_bytes(result)
     if kind == "all-reduce" and within.startswith("all-reduce-scatter"):
-        kind, size = "reduce-scatter", size / n  # so a TPU's compiler writes one
+        kind, size = "reduce-scatter", size / n  # how a TPU's compiler writes one
     return kind, n, round(RING[kind](n) * size)
 
 
-def spelled(name: str, lines: dict[str, Line]) -> str:
-    """Spell out a number of a loop: 5, its variable as index=0, or index=0 + 1."""
+def loop_value(name: str, lines: dict[str, Line]) -> str:
+    """Return a value of a loop as text: 5, or index=0 for its variable, or a sum."""
     line = lines[name]
     if line.operation == "copy":
-        return spelled(line.operands[0], lines)
+        return loop_value(line.operands[0], lines)
     if line.operation == "add":
-        return " + ".join(spelled(operand, lines) for operand in line.operands)
+        return " + ".join(loop_value(operand, lines) for operand in line.operands)
     if line.operation == "get-tuple-element":
         variable = lines[line.operands[0]].operation == "parameter"
         return re.search(r"index=\d+", line.text)[0] if variable else name
@@ -116,7 +118,7 @@ def spelled(name: str, lines: dict[str, Line]) -> str:
 
 
 def trip_count(loop: Line, lines: dict[str, Line], program: dict) -> int:
-    """Trips of a loop, printed or worked out from its text; 0 if they are not known."""
+    """Return a loop's trip count, printed or derived from its text; 0 if unknown."""
     if printed := re.search(r'known_trip_count":{"n":"(\d+)', loop.text):
         return int(printed[1])
     named = dict(re.findall(r"\b(condition|body)=%?([\w.-]+)", loop.text))
@@ -130,19 +132,19 @@ def trip_count(loop: Line, lines: dict[str, Line], program: dict) -> int:
             return 0
         if "direction=LT" not in test.text:
             return 0
-        index, last = [spelled(operand, condition) for operand in test.operands]
-        place = int(index.removeprefix("index="))
-        first = spelled(before.operands[place], lines)
-        step = spelled(after.operands[place], body).removeprefix(f"{index} + ")
+        index, last = [loop_value(operand, condition) for operand in test.operands]
+        position = int(index.removeprefix("index="))
+        first = loop_value(before.operands[position], lines)
+        step = loop_value(after.operands[position], body).removeprefix(f"{index} + ")
         return len(range(int(first), int(last), int(step)))
     except (KeyError, ValueError):
         return 0
 
 
 def called_by(line: Line, lines: dict[str, Line], program: dict) -> list[tuple]:
-    """Return the computations that a line calls, each with how often; 0: not known."""
+    """Return the computations that a line calls, each with its runs; 0 if unknown."""
     if line.operation.endswith(("-update", "-done")):
-        return []  # its -start is the call
+        return []  # its -start makes the call
     found = []
     by = r"\b(calls|to_apply|body|condition|\w+_computations?)=({.*?}|%?[\w.-]+)"
     for role, names in re.findall(by, line.text):
@@ -154,7 +156,7 @@ def called_by(line: Line, lines: dict[str, Line], program: dict) -> list[tuple]:
 
 
 def all_runs(name: str, runs: int, program: dict) -> Iterator[tuple[str, int]]:
-    """Yield a computation's name and runs, and those of all that it calls."""
+    """Yield the name and runs of a computation and of all computations it calls."""
     yield name, runs
     for line in program[name].values():
         for called, times in called_by(line, program[name], program):
@@ -162,7 +164,7 @@ def all_runs(name: str, runs: int, program: dict) -> Iterator[tuple[str, int]]:
 
 
 def chain_of(line: Line) -> str:
-    """Return the number of an asynchronous collective that a TPU works on in pieces."""
+    """Return the id of an asynchronous collective that a TPU runs in several parts."""
     chain = re.search(r'chain_id="?(\d+)', line.text)
     return chain[1] if chain else "unnamed"
 
@@ -170,32 +172,32 @@ def chain_of(line: Line) -> str:
 def collectives(compiled) -> dict[tuple[str, int], tuple[int, int]]:
     """Map (kind, group size) to (times run, bytes each device sends on a ring).
 
-    (0, 0) says that some of this kind are there, and how often they run is not known.
+    (0, 0) means that collectives of this kind exist, but their runs are not known.
     """
     program, entry = read_program(compiled.as_text())
     visited = list(all_runs(entry, 1, program))
     for name in program.keys() - dict(visited).keys():
-        visited.append((name, 0))  # it is not known what calls it
-    found, not_known, started, pieces = {}, set(), set(), {}
+        visited.append((name, 0))  # its caller is not known
+    found, unknown, started, partial = {}, set(), set(), {}
     for name, runs in visited:
         lines = program[name]
         starts = [line for line in lines.values() if "CollectiveStart" in line.text]
         for line in lines.values():
             kind = line.operation.removesuffix("-start")
-            if kind not in (*RING, *UNPRICED) or "is_host_transfer=true" in line.text:
+            if kind not in (*RING, *UNCOUNTED) or "is_host_transfer=true" in line.text:
                 continue
             if "async_collective_fusion_config" in line.text:
                 if not any(line.name in start.operands for start in starts):
-                    pieces[chain_of(line)] = line  # of one that another line starts
+                    partial[chain_of(line)] = line  # another line starts it
                     continue
                 started.add(chain_of(line))
-            kind, n, sent = price_of(line, lines, name)
+            kind, n, sent = sent_by(line, lines, name)
             if n == 0 or (n == 1 and kind != "collective-permute"):
                 continue  # each device would send to itself
             times, total = found.get((kind, n), (0, 0))
             found[kind, n] = times + runs, total + runs * sent
             if runs == 0:
-                not_known.add((kind, n))
-    for chain in pieces.keys() - started:
-        refuse("no line starts it", pieces[chain])
-    return {key: (0, 0) if key in not_known else found[key] for key in sorted(found)}
+                unknown.add((kind, n))
+    for chain in partial.keys() - started:
+        cannot_count("no line starts it", partial[chain])
+    return {key: (0, 0) if key in unknown else found[key] for key in sorted(found)}

@@ -1,4 +1,4 @@
-# @title Draw in the colours of the devices
+# @title Draw blocks in the colours of their devices
 device_color = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split()
 
 
@@ -10,8 +10,8 @@ def draw_tile(
     text: object = "",
     **style,
 ) -> None:
-    """Draw a tile from its corner (left, top) and its size (width, height), in the
-    colour of a device's number, or of the paper if it is None."""
+    """Draw a tile at a corner (left, top) with a size (width, height), in the colour
+    of the device with this id, or in white if it is None."""
     face = "white" if device is None else device_color[device]
     ink = "black" if device is None else "#111111"
     ax.add_patch(plt.Rectangle(corner, *size, fc=face, ec="black", lw=0.5))
@@ -28,13 +28,13 @@ def draw_layout(
     corner: tuple[float, float] = (0, 0),
     size: tuple[float, float] = (8, 8),
 ) -> None:
-    """Draw how an array [rows, columns] lies, in a box of this size: blocks with gaps
-    between them, each with a stripe for every device that holds it."""
+    """Draw how an array of shape [rows, columns] is sharded, in a box of this size:
+    blocks with gaps between them, each with a stripe for every device that holds it."""
     holders = {}
-    for device, cut in sharding.devices_indices_map(shape).items():
-        block = tuple(part.indices(length)[:2] for part, length in zip(cut, shape))
+    for device, index in sharding.devices_indices_map(shape).items():
+        block = tuple(part.indices(length)[:2] for part, length in zip(index, shape))
         holders.setdefault(block, []).append(device.id)
-    wide, high = size[0] / shape[1], size[1] / shape[0]  # of one number
+    wide, high = size[0] / shape[1], size[1] / shape[0]  # of one element
     gap = 0.1
     for ((top, low), (left, right)), devices in holders.items():
         stripe = (right - left) * wide / len(devices) - 2 * gap / len(devices)
@@ -48,7 +48,8 @@ def draw_layout(
 
 
 def draw_held(**arrays: jax.Array) -> None:
-    """Draw what each device holds, in the colours of the first array's devices."""
+    """Draw the values that each device holds, in the colours of the devices that hold
+    them in the first array."""
     panels = {}
     for name, x in arrays.items():
         shards = sorted(x.addressable_shards, key=lambda shard: shard.device.id)

@@ -1,4 +1,4 @@
-# @title Run kernels in a simulator, and read what they send and await
+# @title Simulate kernels, and read their copies and semaphores
 import contextlib
 import dataclasses
 import io
@@ -11,25 +11,26 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 def simulator(**options):
-    """In this context kernels run in JAX's simulator of TPUs; on a TPU, on the chip."""
+    """Return a context in which kernels run in JAX's TPU simulator; on a TPU, on it."""
     if device.platform == "tpu":
         return contextlib.nullcontext()
     return pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(**options))
 
 
-class Heard(NamedTuple):
-    """What a program returned in the simulator, and what this said of it."""
+class SimulatorRun(NamedTuple):
+    """A program's result in the simulator, the races found, and the printed output."""
 
     result: np.ndarray
     races: int
-    words: str
+    output: str
 
 
-def heard(program, *arrays, **options) -> Heard:
-    """Run a program on emulated devices, and listen for races. It is read first, as a
-    wait without end, or a copy to a device that has not begun, never comes back."""
-    levels(program, *arrays)
-    mixed_up(program, *arrays)
+def simulate(program, *arrays, **options) -> SimulatorRun:
+    """Run a program in the simulator and count races. Its semaphores are checked first,
+    because the simulator hangs at a deadlock or at a copy to a device that has not
+    started the kernel."""
+    semaphore_values(program, *arrays)
+    ambiguous_semaphores(program, *arrays)
     known = [field.name for field in dataclasses.fields(pltpu.InterpretParams)]
     if "on_race" in known:  # JAX 0.12 raises otherwise; older releases print
         options = {"on_race": "warn", **options}
@@ -46,27 +47,27 @@ def heard(program, *arrays, **options) -> Heard:
             jax.effects_barrier()
     finally:
         log.handlers = handlers
-    words = written.getvalue()
-    return Heard(result, words.count("RACE DETECTED"), words)
+    output = written.getvalue()
+    return SimulatorRun(result, output.count("RACE DETECTED"), output)
 
 
 class Event(NamedTuple):
-    """A kernel's signal, wait or copy, and the semaphores that it raises or lowers."""
+    """A signal, wait or copy of a kernel, and the semaphores that it changes."""
 
     kind: str  # "signal", "wait", "copy" within a device, or "send" to another one
-    semaphores: list[str]  # of a send the one here, then the one there
+    semaphores: list[str]  # of a send: the sender's, then the receiver's
     count: int
     nbytes: int
-    to: np.ndarray | None  # the device that each device sends or signals to
+    to: np.ndarray | None  # target device of each device
 
 
 def value_of(atom, known: dict):
-    """What is known of a variable or a literal: a name, or a number for each device."""
+    """Return what is known of a variable or literal: a name, or one value a device."""
     return np.asarray(atom.val) if hasattr(atom, "val") else known.get(atom)
 
 
 def index_of(transforms: list, known: dict) -> str:
-    """The index of a reference as [0, 1], with ? for what differs or is not known."""
+    """Return a reference's index as [0, 1], with ? where it is unknown or differs."""
     indices = [i for part in transforms for i in getattr(part, "indices", ())]
     values = [value_of(i, known) if hasattr(i, "aval") else i for i in indices]
     same = [value is not None and np.ptp(value) == 0 for value in values]
@@ -75,7 +76,7 @@ def index_of(transforms: list, known: dict) -> str:
 
 
 def references(parts: list) -> list[tuple]:
-    """The references among an equation's parts: variable, transforms, shape."""
+    """Return variable, transforms and shape of each reference in an equation."""
     found = []
     for part, following in zip(parts, [*parts[1:], None]):
         variable = getattr(part, "ref", part)
@@ -92,18 +93,18 @@ def references(parts: list) -> list[tuple]:
 
 
 def target(device_id: object, known: dict) -> np.ndarray | None:
-    """The number of the device that each device names by a tuple or a dictionary."""
+    """Return, for each device, the index of the device that its device_id names."""
     if device_id is None:
         return None
     sizes = known["mesh"]
     own = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
-    if isinstance(device_id, dict):  # by name; an axis that is left out is one's own
+    if isinstance(device_id, dict):  # an axis that is left out is the device's own
         named = {axis: value_of(i, known) for axis, i in device_id.items()}
-        ids = [named.get(axis, place) for axis, place in zip(sizes, own)]
+        ids = [named.get(axis, index) for axis, index in zip(sizes, own)]
     else:
         ids = [value_of(i, known) for i in jax.tree.leaves(device_id)]
-    complaint = f"a device's id has {len(ids)} parts, the mesh {len(sizes)} axes"
-    assert len(ids) == len(sizes), complaint
+    message = f"device_id has {len(ids)} parts, but the mesh has {len(sizes)} axes"
+    assert len(ids) == len(sizes), message
     if any(i is None for i in ids):
         return None
     for i, (axis, size) in zip(ids, sizes.items()):
@@ -114,7 +115,7 @@ def target(device_id: object, known: dict) -> np.ndarray | None:
 
 
 def event_of(equation, known: dict) -> Event | None:
-    """What an equation of a kernel does to semaphores; None if it does nothing."""
+    """Return what an equation does to semaphores, or None if it uses none."""
     kind = equation.primitive.name
     if kind not in ("dma_start", "dma_wait", "semaphore_signal", "semaphore_wait"):
         return None
@@ -139,7 +140,7 @@ def event_of(equation, known: dict) -> Event | None:
 
 
 def evaluate(equation, known: dict) -> None:
-    """Work out numbers that depend on nothing but the device's place in the mesh."""
+    """Evaluate an equation whose inputs are known for every device of the mesh."""
     values = [value_of(atom, known) for atom in equation.invars]
     numbers = [value for value in values if isinstance(value, np.ndarray)]
     if len(numbers) == len(values) and values and len(equation.outvars) == 1:
@@ -149,13 +150,13 @@ def evaluate(equation, known: dict) -> None:
         numbers = jnp.broadcast_arrays(*numbers)
         try:
             result = equation.primitive.bind(*numbers, **equation.params)
-        except Exception:  # not a sum of places; then nothing is known of it
+        except Exception:  # then its result is unknown
             return
         known[equation.outvars[0]] = np.asarray(result)
 
 
 def events(jaxpr, known: dict) -> list[Event]:
-    """All events of a program in their order; loops of known length are unrolled."""
+    """Return all events of a program in order, with loops of known length unrolled."""
     found = []
     for equation in jaxpr.eqns:
         kind = equation.primitive.name
@@ -165,9 +166,9 @@ def events(jaxpr, known: dict) -> list[Event]:
             known["mesh"] = dict(equation.params["mesh"].shape)
         if kind == "axis_index":
             sizes = known["mesh"]
-            places = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
+            indices = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
             axis = [*sizes].index(equation.params["axis_name"])
-            known[equation.outvars[0]] = places[axis].astype(np.int32)
+            known[equation.outvars[0]] = indices[axis].astype(np.int32)
         if event := event_of(equation, known):
             found.append(event)
         inner = jax.tree.leaves(
@@ -181,7 +182,7 @@ def events(jaxpr, known: dict) -> list[Event]:
             for here, there in zip(part.invars, outer):
                 value = value_of(there, known)
                 if isinstance(value, str) or (value is not None and kind != "scan"):
-                    known[here] = value  # a loop's variables change
+                    known[here] = value  # not of a scan, whose variables change
             if kind == "pallas_call":
                 known.update(zip(part.invars, part.debug_info.arg_names))
             within = events(part, known) * equation.params.get("length", 1)
@@ -190,9 +191,9 @@ def events(jaxpr, known: dict) -> list[Event]:
                 if hasattr(params, "keys"):  # JAX 0.7.2
                     params = dict(params).get("mosaic_tpu")
                 has_id = getattr(params, "collective_id", None) is not None
-                meets = any("barrier" in event.semaphores for event in within)
-                complaint = "a collective_id and a barrier belong together"
-                assert has_id == meets, complaint
+                uses_barrier = any("barrier" in event.semaphores for event in within)
+                message = "a kernel has a collective_id if and only if it has a barrier"
+                assert has_id == uses_barrier, message
             found += within
             if kind in ("jit", "pjit"):
                 for here, there in zip(part.outvars, equation.outvars):
@@ -204,83 +205,86 @@ def events(jaxpr, known: dict) -> list[Event]:
 
 
 def read_kernels(program, *arrays) -> list[Event]:
-    """The events of all kernels in a program, as a device meets them."""
+    """Return the events of all kernels in a program, in program order."""
     return events(jax.make_jaxpr(program)(*arrays).jaxpr, {})
 
 
 def sent_by_kernels(program, *arrays) -> int:
-    """Bytes that one device sends to others in kernels."""
+    """Return the bytes that one device sends to others in kernels."""
     found = read_kernels(program, *arrays)
     return sum(event.nbytes for event in found if event.kind == "send")
 
 
-def levels(program, *arrays) -> list[dict[str, np.ndarray]]:
-    """The semaphores of all devices after each event, if they take each step together;
-    an AssertionError at the first wait that nothing before it ends."""
-    now, after = {}, []
+def semaphore_values(program, *arrays) -> list[dict[str, np.ndarray]]:
+    """Return the semaphores' values on all devices after each event, if the devices run
+    in lockstep. Raise an AssertionError at the first wait that deadlocks."""
+    values, after = {}, []
     for event in read_kernels(program, *arrays):
         for number, name in enumerate(event.semaphores):
-            level = now.get(name, np.zeros(jax.device_count(), int))
+            value = values.get(name, np.zeros(jax.device_count(), int))
             if event.kind == "wait":
-                level = level - event.count
-                assert level.min() >= 0, f"a wait for ever, on {name}"
+                value = value - event.count
+                assert value.min() >= 0, f"deadlock: nothing ends a wait on {name}"
             elif event.to is None or (event.kind == "send" and number == 0):
-                level = level + event.count
+                value = value + event.count
             else:
-                level = level + event.count * np.bincount(
-                    event.to, minlength=len(level)
+                value = value + event.count * np.bincount(
+                    event.to, minlength=len(value)
                 )
-            now[name] = level
-        after.append(dict(now))
+            values[name] = value
+        after.append(dict(values))
     return after
 
 
-def mixed_up(program, *arrays) -> set[str]:
-    """The semaphores that do not say which copy has arrived. Device 0 is held back at
-    each of its events, while the others go on as far as they can: does anybody find
-    more than it waits for, and send on before it has waited for the rest? If they meet
-    at a barrier, an AssertionError where a copy goes to it before it has begun."""
+def ambiguous_semaphores(program, *arrays) -> set[str]:
+    """Return the semaphores whose value does not tell which of several copies arrived.
+
+    Device 0 is delayed before each of its events in turn, while the others run as far
+    as they can. A semaphore is ambiguous if a device finds a larger value than it waits
+    for, and sends before it has waited for the rest. In a program with a barrier, raise
+    an AssertionError for a copy to a device that has not started the kernel."""
     found = read_kernels(program, *arrays)
-    meets = any("barrier" in event.semaphores for event in found)
+    uses_barrier = any("barrier" in event.semaphores for event in found)
     receiving = {event.semaphores[1] for event in found if event.kind == "send"}
-    hasty = set()  # waits after which something is sent before the next such wait
+    early = set()  # waits after which a send comes before the next wait of this kind
     for number, event in enumerate(found):
         if event.kind == "wait" and event.semaphores[0] in receiving:
             for later in found[number + 1 :]:
                 if later.kind == "send":
-                    hasty.add(number)
+                    early.add(number)
                 if later.kind == "send" or (later.kind, later.semaphores) == event[:2]:
                     break
-    mixed = set()
-    for hold in range(len(found)):
-        level, at = {}, [0] * jax.device_count()
+    ambiguous = set()
+    for delay in range(len(found)):
+        values, at = {}, [0] * jax.device_count()
 
-        def go(d: int) -> bool:
+        def run_event(d: int) -> bool:
             event = found[at[d]]
             name = event.semaphores[0]
             if event.kind == "wait":
-                there = level.get((name, d), 0)
-                if there < event.count:
+                value = values.get((name, d), 0)
+                if value < event.count:
                     return False
-                if there > event.count and at[d] in hasty:
-                    mixed.add(name)
-                level[name, d] = there - event.count
+                if value > event.count and at[d] in early:
+                    ambiguous.add(name)
+                values[name, d] = value - event.count
             else:
-                if meets and event.kind == "send" and at[0] == 0 and d:
-                    early = event.to is not None and event.to[d] == 0
-                    assert not early, "a copy goes to a device that may not have begun"
+                if uses_barrier and event.kind == "send" and at[0] == 0 and d:
+                    to_first = event.to is not None and event.to[d] == 0
+                    message = "a copy to a device that may not have started the kernel"
+                    assert not to_first, message
                 for number, name in enumerate(event.semaphores):
                     here = event.to is None or (event.kind == "send" and number == 0)
                     key = name, d if here else int(event.to[d])
-                    level[key] = level.get(key, 0) + event.count
+                    values[key] = values.get(key, 0) + event.count
             at[d] += 1
             return True
 
-        for end in (hold, len(found)):  # of device 0, which then goes on
+        for end in (delay, len(found)):  # device 0 stops here first
             moved = True
             while moved:
                 moved = False
                 for d in range(len(at)):
-                    while at[d] < (len(found) if d else end) and go(d):
+                    while at[d] < (len(found) if d else end) and run_event(d):
                         moved = True
-    return mixed
+    return ambiguous

@@ -1,4 +1,4 @@
-# @title The models of the book
+# @title Two networks, in Flax Linen
 import optax
 from flax import linen as nn
 

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-# What a process does before the program. On Linux it asks to be killed as soon as the
-# notebook's kernel, which starts it, is gone.
+# Every process runs this first. On Linux it is killed as soon as the notebook's kernel,
+# which started it, has ended.
 BEGIN = """
 import ctypes, os, runpy, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
     if os.getppid() != int(os.environ["KERNEL"]):
-        sys.exit("the kernel is gone already")
+        sys.exit("the kernel has ended already")
 sys.stdout.reconfigure(line_buffering=True, write_through=False)  # whole lines, at once
 sys.path[0] = os.path.dirname(sys.argv[1])
 runpy.run_path(sys.argv[1], run_name="__main__")
@@ -30,9 +30,9 @@ NOT_SHOWN = re.compile(  # lines of Gloo, of JAX's log, of tracebacks, and empty
 )
 
 
-class Ended(NamedTuple):
-    """How a process ended: its exit status, None if it still ran and was killed; what
-    it wrote as JSON into its result file, or None; and all that it printed."""
+class ProcessResult(NamedTuple):
+    """The exit status of a process, None if it was killed at the time limit; the JSON
+    that it wrote into its result file, or None; and everything that it printed."""
 
     status: int | None
     result: object
@@ -46,15 +46,15 @@ def launch(
     limit: float = 120,
     patience: float = 0,
     **environment: object,
-) -> list[Ended]:
-    """Run a program in several processes with so many CPU devices each, wait for all,
-    and print what they said, less the noise. When one fails, the others are given
-    `patience` more seconds; after `limit` seconds all are killed. Nothing is left
-    running, not even after an interrupt or, on Linux, a killed kernel.
+) -> list[ProcessResult]:
+    """Run a program in several processes with `devices` CPU devices each, wait for all
+    of them, and print their output without log lines. When one fails, the others get
+    `patience` more seconds; after `limit` seconds all are killed. No process is left
+    running, not even after an interrupt or, on Linux, when the kernel is killed.
 
-    In os.environ a program finds COORDINATOR, a free address; PROCESSES, how many they
-    are; PROCESS, its number; RESULT, a file for its result; and `environment`."""
-    with socket.socket() as probe:  # find a port that nobody uses
+    The program finds in os.environ COORDINATOR, a free address; PROCESSES, the number
+    of processes; PROCESS, its index; RESULT, a path for its result; `environment`."""
+    with socket.socket() as probe:  # find a free port
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     settings = {k: v for k, v in os.environ.items() if not NOT_PASSED_ON.fullmatch(k)}
@@ -64,11 +64,11 @@ def launch(
     command = [sys.executable, "-c", BEGIN, str(program)]
     ended, running = [], []
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder, f"{number}.txt") for number in range(processes)]
-        results = [Path(folder, f"{number}.json") for number in range(processes)]
+        outputs = [Path(folder, f"{index}.txt") for index in range(processes)]
+        results = [Path(folder, f"{index}.json") for index in range(processes)]
         try:
-            for number, (output, result) in enumerate(zip(outputs, results)):
-                own = settings | {"PROCESS": number, "RESULT": result}
+            for index, (output, result) in enumerate(zip(outputs, results)):
+                own = settings | {"PROCESS": index, "RESULT": result}
                 env = {name: str(value) for name, value in own.items()}
                 with output.open("w") as file:
                     pipes = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -87,9 +87,11 @@ def launch(
                 process.wait()
         for status, output, result in zip(statuses, outputs, results):
             written = json.loads(result.read_text()) if result.exists() else None
-            ended.append(Ended(status, written, output.read_text(errors="replace")))
-    for number, process in enumerate(ended):
+            ended.append(
+                ProcessResult(status, written, output.read_text(errors="replace"))
+            )
+    for index, process in enumerate(ended):
         for line in process.output.splitlines():
             if not NOT_SHOWN.match(line):
-                print(f"{number}: {line}")
+                print(f"{index}: {line}")
     return ended
