@@ -4,12 +4,15 @@ PYTEST_DONT_REWRITE: the judge quotes assertions as a reader's kernel raises the
 """
 
 import contextlib
+import itertools
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from subprocess import PIPE
@@ -95,6 +98,146 @@ def test_cpu_facts_are_asserted_on_the_cpu_and_shown_elsewhere(cells):
     cells["device"].platform, cells["device"].device_kind = "gpu", "NVIDIA H100"
     cells["on_cpu"](7, 8)
     assert cells["printed"]() == "the CPU's compiler: 8\nNVIDIA H100: 7"
+
+
+# ------------------------------------------------------------- chips and their links
+
+CELL = {}
+exec(shared_text(ROOT, ["chips"]), CELL)
+Chip, chips, bytes_sent = CELL["Chip"], CELL["chips"], CELL["bytes_sent"]
+collective_seconds = CELL["collective_seconds"]
+program_seconds = CELL["program_seconds"]
+TORUS = Chip(1, 1, 1, axis_bandwidth=2, axes=3, domain=999, network=1, latency=1)
+SWITCH = TORUS._replace(axes=1, switch=True)
+ONE_LAP = ["all-gather", "reduce-scatter", "all-to-all"]
+
+
+def ways(start: int, end: int, n: int, closed: bool) -> list[tuple[int, int, float]]:
+    """Return the shortest ways: direction, hops, and share of the chunk."""
+    right, left = (end - start) % n, (start - end) % n
+    if not closed:
+        return [(1, end - start, 1)] if end > start else [(-1, start - end, 1)]
+    if right == left:
+        return [(1, right, 1 / 2), (-1, left, 1 / 2)]
+    return [(1, right, 1)] if right < left else [(-1, left, 1)]
+
+
+def simulate(collective: str, n: int, closed: bool) -> tuple[int, float]:
+    """Send every chunk of an array of n bytes along an axis; return the most hops, and
+    the bytes of the busiest link, of which each sends one way."""
+    loads, most = Counter(), 0
+    for start in range(n):
+        crossed = Counter()  # by the chunk of this device, in an all-gather
+        for end in {*range(n)} - {start}:
+            for direction, hops, share in ways(start, end, n, closed):
+                most = max(most, hops)
+                for hop in range(hops):
+                    link = (start + direction * hop) % n, direction
+                    if collective == "all-to-all":
+                        loads[link] += share
+                    else:  # a copy stays at each device that it passes
+                        crossed[link] = max(crossed[link], share)
+        loads.update(crossed)
+    return most, max(loads.values())
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("collective", ONE_LAP)
+def test_collectives_take_as_long_as_their_busiest_link(collective, closed):
+    for n in range(3, 12):  # a reduce-scatter is an all-gather that runs backwards
+        hops, sent = simulate(collective, n, closed)
+        found = collective_seconds(collective, n, n, TORUS, closed)
+        assert found == pytest.approx(hops + sent), n
+        assert collective_seconds(collective, 0, n, TORUS, closed) == hops
+        there_and_back = collective_seconds("all-reduce", n, n, TORUS, closed)
+        gather = collective_seconds("all-gather", n, n, TORUS, closed)
+        assert there_and_back == pytest.approx(2 * gather)
+
+
+def test_permutes_use_one_link_and_switches_take_one_hop_a_lap():
+    for n in (2, 8):
+        assert collective_seconds("collective-permute", 10, n, TORUS) == 1 + 10
+        assert collective_seconds("collective-permute", 10, n, SWITCH) == 1 + 10 / 2
+        for closed in (True, False):
+            for collective in ONE_LAP:  # n - 1 chunks of n, straight to their devices
+                found = collective_seconds(collective, n, n, SWITCH, closed)
+                assert found == 1 + (n - 1) / 2
+            found = collective_seconds("all-reduce", n, n, SWITCH, closed)
+            assert found == 2 + (n - 1)
+    for chip in (TORUS, SWITCH):
+        for collective in ["all-reduce", *ONE_LAP]:
+            assert collective_seconds(collective, 10, 1, chip) == 0
+
+
+def test_several_axes_divide_the_bytes_and_add_their_hops():
+    found = collective_seconds("all-reduce", 32, (4, 8), TORUS)
+    assert found == 2 * (2 + 4) + 2 * 31 / (2 * 2)
+    found = collective_seconds("all-gather", 64, (4, 4, 4), TORUS, closed=False)
+    assert found == 3 * 3 + 63 / (3 * 1)
+    # All offsets (a, b) occur; along each axis a chunk takes the shorter way.
+    for sides in ((4, 8), (8, 4), (3, 5)):
+        offsets = [*itertools.product(*map(range, sides))]
+        along = [sum(min(o[i], sides[i] - o[i]) for o in offsets) for i in (0, 1)]
+        found = collective_seconds("all-to-all", math.prod(sides), sides, TORUS)
+        assert found == sum(side // 2 for side in sides) + max(along) / 2
+
+
+def test_more_devices_than_links_connect_are_rejected():
+    for n, chip in ((16, "H100"), ((2, 4), "H100"), ((2, 2, 2), "TPU v5e")):
+        with pytest.raises(ValueError, match="the links connect at most"):
+            collective_seconds("all-reduce", 1, n, chips[chip])
+    assert collective_seconds("all-reduce", 1, 72, chips["GB200 NVL72"]) > 0
+    with pytest.raises(ValueError, match="unknown collective: psum"):
+        bytes_sent("psum", 1, 8)
+
+
+def test_a_program_takes_as_long_as_its_collectives():
+    """`collectives` counts bytes on a switch; an all-to-all on a ring sends more."""
+    kinds = ["all-reduce", *ONE_LAP, "collective-permute"]
+    for chip, closed in itertools.product(chips.values(), (True, False)):
+        found, total = {}, 0
+        for times, kind in enumerate(kinds, start=1):
+            sent = times * bytes_sent(kind, 3e6, 8, switch=True)
+            found[kind, 8] = times, sent
+            total += times * collective_seconds(kind, 3e6, 8, chip, closed)
+        assert program_seconds(found, chip, closed) == pytest.approx(total)
+    assert program_seconds({}, chip) == 0
+    with pytest.raises(ValueError, match="not known how often the all-gather runs"):
+        program_seconds({("all-gather", 8): (0, 0)}, chip)
+
+
+def test_times_that_chapters_quote():
+    v5e, h100 = chips["TPU v5e"], chips["H100"]
+    for chip, gradients, tiny in ((v5e, 0.281, 8e-6), (h100, 0.0625, 6e-6)):
+        found = collective_seconds("all-reduce", 2 * 8_030_261_248, 8, chip)
+        assert found == pytest.approx(gradients, rel=2e-3)
+        assert collective_seconds("all-reduce", 32, 8, chip) == pytest.approx(
+            tiny, rel=1e-3
+        )
+    pod = collective_seconds("all-reduce", 606e6, (16, 16), chips["TPU v6e"])
+    assert pod == pytest.approx(3.05e-3, rel=1e-3)
+
+
+def test_chips_have_the_published_rates():
+    """In the units of the sources, of a chip."""
+    links = {"v4": (6, 45), "v5e": (4, 50), "v5p": (6, 100), "v6e": (4, 100)}
+    for name, (count, one_way) in links.items():
+        chip = chips[f"TPU {name}"]
+        assert chip.axes * chip.axis_bandwidth == count * one_way * 1e9
+    ironwood = chips["TPU7x"]
+    assert ironwood.axes * ironwood.axis_bandwidth == 600e9
+    assert (2 * ironwood.flops, 2 * ironwood.memory) == (2307e12, 192 * 2**30)
+    nvlink = {"A100": 600, "H100": 900, "H200": 900, "B200": 1800, "GB200 NVL72": 1800}
+    for name, both in nvlink.items():
+        assert chips[name].axis_bandwidth == both * 1e9 / 2
+        assert chips[name].switch and chips[name].axes == 1
+    rates = [chip.flops / chip.memory_bandwidth for chip in chips.values()]
+    assert [round(rate) for rate in rates] == [
+        *(229, 241, 166, 560, 313),
+        *(153, 295, 206, 281, 312),
+    ]
+    gigabits = [round(8 * chip.network / 1e9) for chip in chips.values()]
+    assert gigabits == [50, 25, 50, 100, 50, 200, 400, 400, 400, 400]
 
 
 # ------------------------------------------------------------------ launch
