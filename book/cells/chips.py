@@ -30,12 +30,11 @@ chips = {
     # JAX sees two devices in a TPU7x chip, each with half of everything except the
     # links: a ring through both devices uses all of those.
     "TPU7x": Chip(2307e12 / 2, 96 * GiB, 7380e9 / 2, 2 * 100e9, 3, 18432, 12.5e9 / 2),
-    # Scaling Book (gpus, August 2025); peaks of Blackwell, in an HGX at 1,000 W and in a
-    # GB200 at 1,200 W: glennklockwood.com/garden/processors/B200. Network: one card per
-    # GPU, in a DGX A100 of 200 Gb/s. NVIDIA adds both directions of NVLink: 900 GB/s of
-    # an H100 are 450 GB/s each way. 3 us: half of the 6 us that an all-reduce of 128
-    # bytes took on two H100 (github.com/NVIDIA/nccl/issues/1259, April 2024, with NVLS),
-    # here for all GPUs and group sizes.
+    # Scaling Book (gpus, August 2025). B200 in an HGX at 1,000 W, GB200 at 1,200 W:
+    # glennklockwood.com/garden/processors/B200. The network is one card per GPU. NVIDIA
+    # adds both directions of NVLink: 900 GB/s of an H100 are 450 GB/s each way. The
+    # latency is half of the 6 us that an all-reduce of 128 bytes took on two H100 with
+    # NVLS (github.com/NVIDIA/nccl/issues/1259, April 2024), here for all GPUs, all n.
     "A100": Chip(312e12, 80e9, 2039e9, 300e9, 1, 8, 25e9, 3e-6, True),
     "H100": Chip(989e12, 80e9, 3350e9, 450e9, 1, 8, 50e9, 3e-6, True),
     "H200": Chip(989e12, 141e9, 4800e9, 450e9, 1, 8, 50e9, 3e-6, True),
