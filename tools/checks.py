@@ -27,6 +27,7 @@ NOT_PORTABLE = {  # what only Sphinx, only Jupyter or only one site would unders
 EXPLAINED = {  # the shared cells that a chapter explains, and so does not fold
     "02_train_on_one_device": "digits|models",
     "03_devices": "setup",
+    "05_collectives": r"chips-\S*",
     "29_pretrained_weights": r"checkpoint-\S*|decoder-(?!choose|step)\S*",
     "30_generate": "decoder-(choose|step)",
     "31_fine_tune": r"adapters-\S*",

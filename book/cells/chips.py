@@ -1,9 +1,9 @@
 # @title Chips, and the time of a collective
+# %% table
 import math
 from typing import NamedTuple
 
 
-# %% table
 class Chip(NamedTuple):
     """Published peak rates of one device, as JAX counts devices."""
 
@@ -34,7 +34,7 @@ chips = {
     # glennklockwood.com/garden/processors/B200. The network is one card per GPU. NVIDIA
     # adds both directions of NVLink: 900 GB/s of an H100 are 450 GB/s each way. The
     # latency is half of the 6 us that an all-reduce of 128 bytes took on two H100 with
-    # NVLS (github.com/NVIDIA/nccl/issues/1259, April 2024), here for all GPUs, all n.
+    # NVLS (github.com/NVIDIA/nccl/issues/1259, April 2024), for every GPU and n.
     "A100": Chip(312e12, 80e9, 2039e9, 300e9, 1, 8, 25e9, 3e-6, True),
     "H100": Chip(989e12, 80e9, 3350e9, 450e9, 1, 8, 50e9, 3e-6, True),
     "H200": Chip(989e12, 141e9, 4800e9, 450e9, 1, 8, 50e9, 3e-6, True),
