@@ -4,12 +4,12 @@
    sizes of the model, the batch, the chip and the layout. */
 "use strict";
 (() => {
-  const { productOf, sum, english, three, percent, bytes, check, bar, row, keyed } = Form;
+  const { product, productOf, sum, english, three, percent, bytes, check, bar, row, keyed } = Form;
   const AXES = ["pipe", "data", "fsdp", "seq", "model"]; // of the mesh, slowest first
   const BOTH = {
     layers: "Layers", width: "Hidden size", hidden: "Intermediate size",
     heads: "Attention heads", kv_heads: "KV heads", head_size: "Head dimension",
-    vocabulary: "Vocabulary size", axes: "Link axes", node: "Devices per node",
+    vocabulary: "Vocabulary size", axes: "Link axes", node: "Devices per node or slice",
     network: "Network, GB/s",
   };
   const TRAIN = { ...BOTH, tokens: "Tokens", sequence: "Sequence length", devices: "Devices",
@@ -24,21 +24,53 @@
   const F32 = 4; // bytes of a logit
   const GIB = 2 ** 30;
   const TIGHT = 0.9; // of a device's memory; above it temporary memory may not fit
-  const HOP = 1e-6; // seconds of latency for each hop of a ring
 
-  /* Dense bf16 FLOP/s, bytes of memory, bytes/s of memory, bytes/s sent along one axis of
-     links, and the number of such axes: chapter 26's table, and three more whose sources the
-     page names. Only GPUs have nodes: links connect a whole slice of TPUs. */
-  const CHIPS = {
-    "TPU v5e": [197e12, 16e9, 819e9, 100e9, 2],
-    "TPU v5p": [459e12, 95 * GIB, 2765e9, 200e9, 3],
-    "TPU v6e": [918e12, 32 * GIB, 1638e9, 200e9, 2],
-    "TPU7x": [2307e12 / 2, 96 * GIB, 7380e9 / 2, 200e9, 3], // a device is half a chip
-    "H100": [989e12, 80e9, 3350e9, 450e9, 1],
-    "A100": [312e12, 80e9, 2039e9, 300e9, 1],
-    "H200": [989e12, 141e9, 4800e9, 450e9, 1],
-    "B200": [2250e12, 179e9, 8000e9, 900e9, 1],
-  };
+  /* The table of chapter 5, whose fields and sources are in book/cells/chips.py: a test compares
+     them. Rates are bytes/s; a domain is what links or one switch connect. */
+  const FIELDS = ["flops", "memory", "memoryBandwidth", "axisBandwidth", "axes", "domain",
+    "network", "latency", "isSwitch"];
+  const CHIPS = Object.fromEntries(Object.entries({
+    "TPU v5e": [197e12, 16e9, 819e9, 100e9, 2, 256, 25e9 / 8, 1e-6, false],
+    "TPU v5p": [459e12, 95 * GIB, 2765e9, 200e9, 3, 8960, 6.25e9, 1e-6, false],
+    "TPU v6e": [918e12, 32 * GIB, 1638e9, 200e9, 2, 256, 12.5e9, 1e-6, false],
+    "TPU7x": [2307e12 / 2, 96 * GIB, 7380e9 / 2, 200e9, 3, 18432, 6.25e9, 1e-6, false],
+    "TPU v4": [275e12, 32 * GIB, 1200e9, 90e9, 3, 4096, 6.25e9, 1e-6, false],
+    "H100": [989e12, 80e9, 3350e9, 450e9, 1, 8, 50e9, 3e-6, true],
+    "A100": [312e12, 80e9, 2039e9, 300e9, 1, 8, 25e9, 3e-6, true],
+    "H200": [989e12, 141e9, 4800e9, 450e9, 1, 8, 50e9, 3e-6, true],
+    "B200": [2250e12, 179e9, 8000e9, 900e9, 1, 8, 50e9, 3e-6, true],
+    "GB200 NVL72": [2500e12, 186e9, 8000e9, 900e9, 1, 72, 50e9, 3e-6, true],
+  }).map(([name, row]) => [name, Object.fromEntries(FIELDS.map((key, i) => [key, row[i]]))]));
+
+  /* bytes_sent of chapter 5: bytes that one device of n sends, those that it forwards included;
+     `size` are those of its operand or result, whichever is larger. */
+  function bytesSent(collective, size, n, isSwitch) {
+    const each = { "all-reduce": 2 * (n - 1), "all-gather": n - 1, "reduce-scatter": n - 1,
+      "all-to-all": isSwitch ? n - 1 : Math.floor(n * n / 4), "collective-permute": n };
+    return each[collective] * size / n;
+  }
+  /* Its collective_seconds: the devices are a closed ring along each axis, or share a switch;
+     `sides` are the devices along each axis, and a permute is to a neighbour. */
+  function collectiveSeconds(collective, size, sides, chip) {
+    const { axisBandwidth, latency, isSwitch } = chip;
+    if (collective === "collective-permute")
+      return latency + size / (axisBandwidth / (isSwitch ? 1 : 2)); // one link
+    const n = product(sides);
+    const hops = isSwitch ? Math.min(n - 1, 1) : sum(sides.map((side) => Math.floor(side / 2)));
+    const laps = collective === "all-reduce" ? 2 : 1;
+    const bytes = collective === "all-to-all"
+      ? Math.max(...sides.map((side) => bytesSent(collective, size, side, isSwitch)))
+      : bytesSent(collective, size, n, isSwitch) / sides.length;
+    return laps * hops * latency + bytes / axisBandwidth;
+  }
+  /* The devices along each of so many axes, as nearly equal as n can be divided. */
+  function sidesOf(n, axes) {
+    if (axes === 1) return [n];
+    let side = Math.floor(n ** (1 / axes) + 1e-9);
+    while (n % side > 0) side -= 1;
+    return [side, ...sidesOf(n / side, axes - 1)];
+  }
+
   /* Bytes for each weight: itself, its gradient, and the rest of the training state. */
   const RECIPES = { "Adam f32": [2, 2, 12], "Adam bf16": [2, 2, 4], "SGD": [2, 2, 0] };
   /* Bytes of a layer's projections in a frozen base, with a scale for each output (int8) or
@@ -66,14 +98,21 @@
     ["tokens", ["sequence", "data", "fsdp"], "Each replica and shard has the same number of sequences."],
   ];
 
+  const OF_THE_CHIP = ["node", "network"]; // fields that take the chip's value if they are empty
+
   /* Parse a case from an object of texts. Throws an Error, whose `field` names the input,
      for text that is no number, a number out of range, and a size that does not divide. */
   function readBoth(texts, labels) {
-    const [flops, memory, memorySpeed, axisSpeed, axes] = CHIPS[texts.chip];
+    const chip = CHIPS[texts.chip];
+    const { axes } = chip;
+    const empty = OF_THE_CHIP.filter((name) => !texts[name].trim());
+    const typed = Object.entries(labels).filter(([name]) => !empty.includes(name));
     const at = {
-      chip: { flops, memory, memorySpeed, axisSpeed, axes, hasNodes: !texts.chip.startsWith("TPU") },
+      chip,
       matrices: texts.gated === "yes" ? 3 : 2,
-      ...Form.wholeNumbers(texts, labels, LARGEST),
+      node: chip.domain,
+      network: chip.network / 1e9,
+      ...Form.wholeNumbers(texts, Object.fromEntries(typed), LARGEST),
     };
     check(at.axes <= axes, "axes", `Link axes is ${english(at.axes)}, but ${texts.chip} has`,
       `${axes}. Enter ${axes === 1 ? "1" : `1 to ${axes}`}.`);
@@ -147,9 +186,8 @@
 
   /* Bytes that one device sends in a step, by axis of the mesh. */
   function sent(at) {
-    const { width, rank, matrices, again, kv_heads, head_size } = at;
-    const { pipe, data, fsdp, seq, model } = at;
-    const { ticks, runs, micro } = pipeline(at);
+    const { width, rank, matrices, again, pipe, data, fsdp, seq, model } = at;
+    const { runs, micro } = pipeline(at);
     const tables = BF16 * inTables(at) / (fsdp * model); // each stage has both
     const gradients = rank ? BF16 * adapters(at) / pipe
       : (BF16 * at.layers * inLayer(at) / (pipe * model) + tables * fsdp);
@@ -159,14 +197,22 @@
     // two blocks, forward and backward, and the first once more if it is recomputed; of each
     // adapter what lies between its two matrices, forward for two and backward for the others
     const summed = (again ? 5 : 4) * width + ((again ? 6 : 4) + matrices) * rank;
-    const keysAndValues = 2 * BF16 * micro * kv_heads * head_size / model;
     return {
-      pipe: pipe === 1 ? 0 : 2 * ticks * BF16 * micro * width
-        + (rank ? 0 : 2 * gather(tables / (seq * data), pipe)),
+      pipe: permuted(at).pipe + (rank ? 0 : 2 * gather(tables / (seq * data), pipe)),
       data: 2 * gather(shard / seq, data),
       fsdp: sentForBase(at) + gather(scattered, fsdp),
-      seq: 2 * gather(shard, seq) + runs * (seq - 1) * (again ? 3 : 2) * keysAndValues,
+      seq: permuted(at).seq + 2 * gather(shard, seq),
       model: 2 * runs * gather(BF16 * summed * micro, model),
+    };
+  }
+  /* What of these bytes is sent to one neighbour: activations, and keys and values. */
+  function permuted(at) {
+    const { width, again, kv_heads, head_size, pipe, seq, model } = at;
+    const { ticks, runs, micro } = pipeline(at);
+    const keysAndValues = 2 * BF16 * micro * kv_heads * head_size / model;
+    return {
+      pipe: pipe === 1 ? 0 : 2 * ticks * BF16 * micro * width,
+      seq: runs * (seq - 1) * (again ? 3 : 2) * keysAndValues,
     };
   }
   /* How often fsdp gathers and scatters a layer: with a pipeline, forward once, and backward in
@@ -192,27 +238,31 @@
     return { frozen, weight, gradient, state, gathered, activations, layer, logits };
   }
 
-  /* Bytes/s of the rings along an axis of the mesh: those of the links, or, where a ring
-     leaves the node, of the network cards of its members in one node. The last axis varies
-     fastest in the device order. */
-  function speed(at, axis) {
-    const links = at.axes * at.chip.axisSpeed;
+  /* Bytes/s of the rings along an axis of the mesh: those of the links, or, where a ring leaves
+     the node or the slice, of the network cards of its members in one. A permute to a neighbour
+     has one link. The last axis varies fastest in the device order. */
+  function speed(at, axis, links = at.axes * at.chip.axisBandwidth) {
     const inner = productOf(at, AXES.slice(AXES.indexOf(axis) + 1));
     const isInside = at.devices <= at.node || at.node % (inner * at[axis]) === 0;
-    if (!at.chip.hasNodes || at[axis] === 1 || isInside) return links;
+    if (at[axis] === 1 || isInside) return links;
     return Math.min(links, Math.max(1, Math.floor(at.node / inner)) * at.network * 1e9);
   }
-  const leaving = (at) => AXES.filter((axis) => speed(at, axis) < at.axes * at.chip.axisSpeed);
+  const linkSpeed = (at, axis) =>
+    speed(at, axis, at.chip.axisBandwidth / (at.chip.isSwitch ? 1 : 2));
+  const leaving = (at) => AXES.filter((axis) => speed(at, axis) < at.axes * at.chip.axisBandwidth);
 
   /* Seconds of one step, each alone. What is stored is read once and written once, unless it
      is frozen; a pipeline computes in all ticks, also where it has no microbatch. */
   function times(at) {
-    const { flops, memorySpeed } = at.chip;
+    const { flops, memoryBandwidth } = at.chip;
     const { ticks, microbatches } = pipeline(at);
+    const hops = permuted(at);
+    const seconds = (axis, size) =>
+      (size - (hops[axis] ?? 0)) / speed(at, axis) + (hops[axis] ?? 0) / linkSpeed(at, axis);
     return {
       compute: allFlops(at) / at.devices / flops * ticks / microbatches,
-      communication: sum(Object.entries(sent(at)).map(([axis, size]) => size / speed(at, axis))),
-      memory: (2 * total(held(at)) - held(at).frozen) / memorySpeed,
+      communication: sum(Object.entries(sent(at)).map(([axis, size]) => seconds(axis, size))),
+      memory: (2 * total(held(at)) - held(at).frozen) / memoryBandwidth,
     };
   }
   const leastSeconds = (at, count = times) => Math.max(...Object.values(count(at)));
@@ -254,21 +304,25 @@
   /* Generating. A case has `data` replicas of `model` devices, which shard the KV heads
      `keyWays` ways, so that `group` devices share each; `rows` are the sequences of one
      replica. A layout of the cache has the number of its shards, further rules, and what a
-     layer sends for it: [passes around a ring, bytes, devices]; an all-reduce is two passes. */
+     layer sends for it: [times, collective, bytes, devices]. */
   const CACHES = {
     "by KV heads": { shards: (at) => at.keyWays, rules: [], sends: () => [] },
     "by KV heads and positions": {
       shards: (at) => at.model,
       rules: [["positions", ["group"], "Each of them has the same number of positions."]],
-      sends: (at) => [[2, queries(at) / at.keyWays, at.group], // all-gather; reduce-scatter of the results
-        [3, F32 * at.rows * at.heads / at.keyWays, at.group]], // softmax: all-reduce of maxima, reduce-scatter of sums
+      sends: (at) => [
+        [1, "all-gather", queries(at) / at.keyWays, at.group],
+        [1, "reduce-scatter", queries(at) / at.keyWays, at.group], // of the results
+        [1, "all-reduce", F32 * at.rows * at.heads / at.keyWays, at.group], // maxima of the softmax
+        [1, "reduce-scatter", F32 * at.rows * at.heads / at.keyWays, at.group], // and its sums
+      ],
     },
     "by KV heads and sequences": {
       shards: (at) => at.model,
       rules: [["rows", ["data", "group"], "Each of them has the same number of sequences."]],
-      sends: (at) => [[2, queries(at) / at.model, at.group]], // to their sequences, and back
+      sends: (at) => [[2, "all-to-all", queries(at) / at.model, at.group]], // to their sequences, and back
     },
-    "replicated": { shards: () => 1, rules: [], sends: (at) => [[2, keys(at), at.keyWays]] },
+    "replicated": { shards: () => 1, rules: [], sends: (at) => [[2, "all-gather", keys(at), at.keyWays]] },
   };
   const queries = (at) => BF16 * at.rows * at.heads * at.head_size;
   const keys = (at) => BF16 * at.rows * at.kv_heads * at.head_size;
@@ -321,10 +375,10 @@
   }
   /* The sequences of a replica above which compute takes longer than memory. */
   function criticalRows(at) {
-    const { flops, memorySpeed } = at.chip;
+    const { flops, memoryBandwidth } = at.chip;
     const one = { ...at, rows: 1 };
-    const gain = decodeFlops(one) / at.model / flops - readCache(one) / memorySpeed;
-    return gain > 0 ? readWeights(at) / memorySpeed / gain : Infinity;
+    const gain = decodeFlops(one) / at.model / flops - readCache(one) / memoryBandwidth;
+    return gain > 0 ? readWeights(at) / memoryBandwidth / gain : Infinity;
   }
 
   const scores = (at, tokens, sequence) => attentionFlops({ ...at, tokens, sequence }) / 3;
@@ -335,30 +389,36 @@
 
   /* The all-reduces of the blocks and of the embedding, and what the cache's layout sends. */
   const sums = (at, tokens) =>
-    [[2 * (2 * at.layers + 1), BF16 * tokens * at.width, at.model]];
+    [[2 * at.layers + 1, "all-reduce", BF16 * tokens * at.width, at.model]];
   const forCache = (at) => at.layout.sends(at).map(([n, ...rest]) => [n * at.layers, ...rest]);
-  const ringBytes = (rings) => sum(rings.map(([passes, size, n]) => passes * gather(size, n)));
-  const ringSeconds = (at, rings) => ringBytes(rings) / speed(at, "model")
-    + HOP * sum(rings.map(([passes, , n]) => passes * (n - 1)));
+  const ringBytes = (at, rings) => sum(rings.map(([times, collective, size, n]) =>
+    times * bytesSent(collective, size, n, at.chip.isSwitch)));
   const sentToGenerate = (at) =>
-    ({ sums: ringBytes(sums(at, at.rows)), cache: ringBytes(forCache(at)) });
-  const sentSeconds = (at) => total(sentToGenerate(at)) / speed(at, "model");
+    ({ sums: ringBytes(at, sums(at, at.rows)), cache: ringBytes(at, forCache(at)) });
+  /* Seconds of collectives within a replica, whose ring may leave the node; `scale` = 0 leaves
+     the latency. */
+  function ringSeconds(at, rings, scale = 1) {
+    const chip = { ...at.chip, axisBandwidth: speed(at, "model") / at.axes };
+    return sum(rings.map(([times, collective, size, n]) =>
+      times * collectiveSeconds(collective, scale * size, sidesOf(n, at.axes), chip)));
+  }
+  const toDecode = (at) => [...sums(at, at.rows), ...forCache(at)];
 
   /* Seconds of a decode step, and of the prefill of one prompt. */
   const decodeTimes = (at) => ({
     compute: decodeFlops(at) / at.model / at.chip.flops,
-    communication: ringSeconds(at, [...sums(at, at.rows), ...forCache(at)]),
-    memory: (readWeights(at) + readCache(at)) / at.chip.memorySpeed,
+    communication: ringSeconds(at, toDecode(at)),
+    memory: (readWeights(at) + readCache(at)) / at.chip.memoryBandwidth,
   });
   const prefillTimes = (at) => ({
     compute: prefillFlops(at) / at.model / (at.chip.flops * at.used / 100),
     communication: ringSeconds(at, sums(at, at.prompt)),
-    memory: readWeights(at) / at.chip.memorySpeed,
+    memory: readWeights(at) / at.chip.memoryBandwidth,
   });
 
-  globalThis.Calculator = { CHIPS, RECIPES, read, weights, multiplied, stepFlops, attentionFlops,
-    againFlops, sent, held, pipeline, speed, times, leastSeconds, mostSeconds, bound, limits,
-    layouts,
+  globalThis.Calculator = { CHIPS, FIELDS, RECIPES, bytesSent, collectiveSeconds, sidesOf, read,
+    weights, multiplied, stepFlops, attentionFlops, againFlops, sent, permuted, held, pipeline,
+    speed, linkSpeed, times, leastSeconds, mostSeconds, bound, limits, layouts,
     generate: { CACHES, read: readGenerate, held: heldToGenerate, sent: sentToGenerate, rowBytes,
       mostRows, criticalRows, decodeTimes, prefillTimes } };
   const root = document.querySelector("#explorer");
@@ -376,8 +436,8 @@
     ` It sends ${bytes(sends)} per step. A step is ${bound} and takes ${seconds(least)} at`
     + ` best and ${seconds(most)} at worst:`;
   const leavesNode = (at, names) => (names.length
-    ? ` The rings of ${names.join(" and ")} leave the node of ${english(at.node)} and use the`
-      + " network." : "");
+    ? ` The rings of ${names.join(" and ")} leave the ${at.chip.isSwitch ? "node" : "slice"} of`
+      + ` ${english(at.node)} and use the network.` : "");
 
   function answer(at) {
     const { compute } = times(at);
@@ -396,7 +456,7 @@
     const [rows, binding] = [mostRows(at), bound(decodeTimes(at))];
     const mostly = {
       compute: "",
-      communication: sentSeconds(at) > 0.5 * decodeTimes(at).communication
+      communication: ringSeconds(at, toDecode(at), 0) < 0.5 * decodeTimes(at).communication
         ? " (mostly by bandwidth)" : " (mostly by latency)",
       memory: readCache(at) > readWeights(at) ? " (mostly by the cache)"
         : " (mostly by the weights)",
@@ -427,6 +487,8 @@
   const { part, field, take, start } = Form.connect(root, STATE, CHOICES, (texts) => {
     for (const only of root.querySelectorAll("[data-for]"))
       only.hidden = !only.dataset.for.split(" ").includes(texts.for);
+    const { domain, network } = CHIPS[texts.chip];
+    [field.node.placeholder, field.network.placeholder] = [english(domain), three(network / 1e9)];
     if (texts.for === "generate") showGenerate(readGenerate(texts)); else show(read(texts));
   });
 
@@ -516,8 +578,8 @@
     showSent(sentToGenerate(at));
     const { compute, communication } = decodeTimes(at);
     part("times").innerHTML = timeRows({ compute, communication,
-      "memory: weights": readWeights(at) / at.chip.memorySpeed,
-      "memory: KV cache": readCache(at) / at.chip.memorySpeed,
+      "memory: weights": readWeights(at) / at.chip.memoryBandwidth,
+      "memory: KV cache": readCache(at) / at.chip.memoryBandwidth,
       [BEST]: step[0], [WORST]: step[1] }, at.rows * at.data)
       + timeRows({ "a prompt, at best": first[0], "a prompt, at worst": first[1] }, at.prompt);
     const critical = criticalRows(at);
