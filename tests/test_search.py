@@ -131,7 +131,7 @@ def test_typing_finds_and_shows_what_matched(typed, wrong_with):
     assert page.locator("main img, main b").count() == 0
     first = page.locator("#search-results li").first
     expect(first.get_by_role("link").first).to_contain_text("ring attention")
-    expect(first.locator(".where")).to_contain_text("Attend to a sequence")
+    expect(first.locator(".where")).to_contain_text("Long context")
     marked = " ".join(first.locator("mark").all_inner_texts()).lower()
     assert "ring attention" in marked
     wrong = wrong_with(page, shows="#search-results li")  # from the address, as kept
