@@ -13,18 +13,19 @@ import yaml
 
 FIRST, SECOND = "notebooks/01_jax_for_pytorch_users", "notebooks/02_train_on_one_device"
 SOURCE, TWIN, INDEX = f"{SECOND}.md", f"{SECOND}.ipynb", "book/index.md"
+README = "README.md"
 
 
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
-    """A copy of the first page, the first two chapters and what they are made from."""
-    for file in f"{FIRST}.md", SOURCE, INDEX, "_config.yml":
+    """A copy of the first page, README, two chapters and what they are made from."""
+    for file in f"{FIRST}.md", SOURCE, INDEX, README, "_config.yml":
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(pair.ROOT / file, tmp_path / file)
     for folder in "book/cells", "launch":
         shutil.copytree(pair.ROOT / folder, tmp_path / folder)
-    paths = {"First": {"skim": "1-2"}, "Second": {"read": "1-2"}}
-    toc = {"root": "book/index", "meta": {"from_ddp": [FIRST, SECOND], "paths": paths}}
+    lists = {"course": {FIRST: "Begin.", SECOND: "Go on."}, "ddp": {SECOND: None}}
+    toc = {"root": "book/index", "meta": lists}
     toc["parts"] = [{"chapters": [{"file": FIRST}, {"file": SECOND}]}]
     (tmp_path / "_toc.yml").write_text(yaml.safe_dump(toc))
     assert pair.pair(tmp_path) == []
@@ -67,8 +68,10 @@ FAULTS = {
         (r"\[Open in Colab\].*", "", "lacks '[Open in Colab]()'"),
         ("url: ", "url: https://other/", f"{SOURCE} is out of date", "_config.yml"),
         ("# Train on one", "# Train on a", "book/index.md is out of date"),
+        ("# Train on one", "# Train on a", "README.md is out of date"),
         (r"bout \d+ minutes", "bout ten", "lacks a title, or 'about N minutes'"),
-        ("container} path", "container} way", "needs one ':::{container} path", INDEX),
+        ("<!-- course -->", "", "README.md is not updated: it needs one", README),
+        ("Begin", "Begin here", "book/index.md is out of date", "_toc.yml"),
     ],
     checks.the_address_is_written_once: [("# Parallel", ADDRESS, "names", INDEX)],
     checks.shared_cells_are_in_place: [
@@ -140,15 +143,10 @@ FAULTS = {
         (r"reject\(check, ", "reject(judge, ", "defines a wrong answer"),
         (r"def answer\(", "def answer(first, ", "answer has another signature"),
     ],
-    checks.paths_are_complete: [
-        ("skim: 1-2", "skim: 2", "'First' has 2 without [1]", "_toc.yml"),
-        ("read: 1-2", "read: 1-3", "has 3, which is not there", "_toc.yml"),
-        ("1-2", "1", "chapter 2 is on none of the paths", "_toc.yml"),
+    checks.the_course_builds_on_itself: [
+        (f"    {FIRST}: Begin.\n", "", "is in the course of _toc.yml and", "_toc.yml"),
+        (r"01_jax_\w+\.ipynb\), and", "05_a.ipynb), and", "and needs [5]"),
         ("You need", "It takes", "starts with 'You need'"),
-    ],
-    checks.the_path_from_ddp_needs_no_pmap: [
-        (*code("jax.pmap(len)"), "on the path from DDP and has jax.pmap"),
-        (r"01_jax_\w+\.ipynb\), and", "05_a.ipynb), and", "and needs chapters [5]"),
     ],
     checks.contents_match_the_files: [
         (f"  - file: {SECOND}\n", "", f"out {SECOND}: list it", "_toc.yml"),
@@ -193,11 +191,13 @@ def test_pairing_keeps_an_edit_of_a_notebook(book):
 def test_pairing_fills_new_chapters_and_shared_cells(book):
     text = (book / SOURCE).read_text().replace("# Train on one", "# Train on a")
     (book / SOURCE).with_stem("03_train").write_text(text)
-    edit(book / "_toc.yml", "1-2", "1-3")
+    edit(book / "_toc.yml", "  ddp:", "    notebooks/03_train: End.\n  ddp:")
     edit(book / "book/cells/setup.py", "import time", "import time  # new")
     assert pair.pair(book) == []
-    row = "| ○ | ● | 3. [Train on a device](../notebooks/03_train.ipynb) |"
-    assert row in (book / INDEX).read_text()
+    minutes = f"({pair.MINUTES.search(text)[1]} minutes)"
+    for page, folder in (INDEX, "../notebooks"), (README, "notebooks"):
+        line = f"- [3. Train on a device]({folder}/03_train.ipynb) {minutes}. End."
+        assert line in (book / page).read_text()
     for path in (book / "notebooks").iterdir():
         assert "import time  # new" in path.read_text(), path.name
     assert len([*(book / "notebooks").iterdir()]) == 6

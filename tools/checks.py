@@ -39,7 +39,7 @@ EXERCISE = [["exercise"], ["check", "hide-input"], ["solution", "hide-cell"]]  #
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
 SHOWS_SOMETHING = r"^ *(print|plt\.\w+|draw_\w+|HTML|judge|reject)\("
-TEACH_PMAP = range(4, 9)  # chapters
+OUTSIDE = {8: {7}, 22: {21}}  # what chapters of the course need of those outside it
 CALLOUTS = "Predict", "Pitfall", "Takeaway"
 INSTEAD = {  # what a chapter does not use: what it uses instead
     r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map and friends",
@@ -322,35 +322,24 @@ def exercises_judge_the_reader(root: Path) -> Iterator[str]:
 
 
 def needs(text: str) -> set[int]:
-    """The chapters that a chapter or a page links to where it says what it needs."""
-    line = re.search(r"^You need .*|\Z", text, re.MULTILINE)[0]
+    """Return the chapters that a chapter links to where it says what it needs."""
+    line = re.search(r"^You need .*?\bminutes\b|\Z", text, re.MULTILINE)[0]
     return {*map(int, re.findall(r"\b(\d\d)_\w+\.ipynb", line))}
 
 
-def paths_are_complete(root: Path) -> Iterator[str]:
-    """Every chapter is on a path, with what it needs on the same path."""
+def the_course_builds_on_itself(root: Path) -> Iterator[str]:
+    """What a chapter of the course needs is an earlier chapter of the course."""
     texts = {int(name[:2]): prose for name, _, _, prose in chapters(root)}
     for number, text in texts.items():
         if not re.search("^You need ", text, re.MULTILINE):
             yield f"chapter {number}: no line under its bullets starts with 'You need'"
-    paths = pair.paths(root)
-    for number in sorted({*texts}.difference(*paths.values())):
-        yield f"_toc.yml: chapter {number} is on none of the paths at its head"
-    for path, marks in paths.items():
-        for number in sorted(marks):
-            if number not in texts:
-                yield f"_toc.yml: the path {path!r} has {number}, which is not there"
-            elif missing := sorted(needs(texts[number]) - {*marks}):
-                yield f"_toc.yml: the path {path!r} has {number} without {missing}"
-
-
-def the_path_from_ddp_needs_no_pmap(root: Path) -> Iterator[str]:
-    for path in pair.from_ddp(root):
-        text = path.read_text()
-        if used := re.search(r"\bjax\.pmap\b|\bpmap\(", text):
-            yield f"{path.stem} is on the path from DDP and has {used[0]}"
-        if taught := sorted(needs(text) & {*TEACH_PMAP}):
-            yield f"{path.stem} is on the path from DDP and needs chapters {taught}"
+    course = [int(path.stem[:2]) for path in pair.listed(root, "course")]
+    for place, number in enumerate(course):
+        found, known = needs(texts.get(number, "")), OUTSIDE.get(number, set())
+        if other := sorted(found - {*course[:place]} - known):
+            yield f"chapter {number} is in the course of _toc.yml and needs {other}"
+        if number in texts and known - found:
+            yield f"checks.py: OUTSIDE names more than chapter {number} needs"
 
 
 def contents_match_the_files(root: Path) -> Iterator[str]:
@@ -379,7 +368,6 @@ CHECKS = [
     drawings_in_html_have_a_label,
     code_is_of_today,
     exercises_judge_the_reader,
-    paths_are_complete,
-    the_path_from_ddp_needs_no_pmap,
+    the_course_builds_on_itself,
     contents_match_the_files,
 ]

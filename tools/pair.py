@@ -3,12 +3,13 @@
 Every cell tagged shared-NAME, in a chapter or in a page of book/, gets the text of
 book/cells/NAME.py, or of launch/NAME.py, or, as shared-MODULE-PART, that part of
 MODULE.py which a line `# %% PART` begins; and every chapter gets its links.
-Then notebooks/X.ipynb is written from notebooks/X.md, and in book/index.md the path
-from DDP and the map of all chapters. A notebook with an edit of its own is not
-overwritten, and the run fails with a message.
+Then notebooks/X.ipynb is written from notebooks/X.md, and the lists of _toc.yml into
+book/index.md and README.md. A notebook with an edit of its own is not overwritten, and
+the run fails with a message.
 """
 
 import hashlib
+import os
 import re
 import sys
 from functools import cache
@@ -32,8 +33,8 @@ FOLDED = {  # what JupyterLab folds away, as the site does, and Colab as a form
     "hide-input": {"source_hidden": True},
     "hide-cell": {"source_hidden": True, "outputs_hidden": True},
 }
-MARKS = {"read": "●", "skim": "○"}
-CONTAINER = r"^:::\{{container\}} {}\n(?s:.*?)^:::$"  # of a name, in book/index.md
+LISTS = {"book/index.md": ["course", "ddp"], "README.md": ["course"]}  # of _toc.yml
+LIST = r"^<!-- {0} -->\n(?s:.*?)^<!-- end of {0} -->$"
 TITLE = re.compile(r"^# (.*)$", re.MULTILINE)
 MINUTES = re.compile(r"\babout (\d+) minutes\b", re.IGNORECASE)
 
@@ -123,65 +124,42 @@ def hand_edits(path: Path, source: NotebookNode) -> list[int]:
     ]
 
 
-def numbers(listed: object) -> list[int]:
-    """The chapters in a list such as `1-3 7`."""
-    spans = [span.partition("-") for span in str(listed).split()]
-    return [n for a, _, b in spans for n in range(int(a), int(b or a) + 1)]
-
-
-def paths(root: Path) -> dict[str, dict[int, str]]:
-    """The paths of _toc.yml, each with the mark of every chapter on it."""
-    listed = yaml.safe_load((root / "_toc.yml").read_text())["meta"]["paths"]
+def listed(root: Path, name: str) -> dict[Path, str]:
+    """Return the pages of a list in _toc.yml, in order, each with its description."""
+    lists = yaml.safe_load((root / "_toc.yml").read_text())["meta"]
     return {
-        name: {
-            n: mark for kind, mark in MARKS.items() for n in numbers(path.get(kind, ""))
-        }
-        for name, path in listed.items()
+        root / f"{file}.md": about or lists["course"][file]
+        for file, about in lists[name].items()
     }
 
 
-def from_ddp(root: Path) -> list[Path]:
-    """The chapters and pages of the path above the map, in its order."""
-    listed = yaml.safe_load((root / "_toc.yml").read_text())["meta"]["from_ddp"]
-    return [root / f"{file}.md" for file in listed]
-
-
-def steps(root: Path) -> str:
-    """The path from DDP: of each step its title and minutes, and of all the sum."""
+def reading_list(root: Path, name: str, page: Path) -> str:
+    """Return a list of _toc.yml with titles, links from `page`, minutes and hours."""
     lines, total = [], 0
-    for path in from_ddp(root):
+    for path, about in listed(root, name).items():
         text = path.read_text() if path.exists() else ""
         title, minutes = TITLE.search(text), MINUTES.search(text)
         if not title or not minutes:
             raise ValueError(f"{path.name} lacks a title, or 'about N minutes'")
-        chapter = path.parent.name == "notebooks"
-        link = f"../notebooks/{path.stem}.ipynb" if chapter else path.name
-        lines.append(f"1. [{title[1]}]({link}): {minutes[1]} minutes.\n")
+        label, target = title[1], path
+        if path.parent.name == "notebooks":
+            label, target = f"{int(path.stem[:2])}. {label}", path.with_suffix(".ipynb")
+        link = Path(os.path.relpath(target, page.parent)).as_posix()
+        lines.append(f"- [{label}]({link}) ({minutes[1]} minutes). {about}\n")
         total += int(minutes[1])
-    return "".join([*lines, f"\nTogether {total} minutes.\n"])
+    kind = "chapters" if name == "course" else "pages"
+    head = f"{len(lines)} {kind}, about {round(total / 30) / 2:g} hours of reading:"
+    return f"{head}\n\n{''.join(lines)}"
 
 
-def map_of_paths(root: Path) -> str:
-    """The table of all chapters, with a column for each path of _toc.yml."""
-    marks = paths(root)
-    rows = [[*marks, "Chapter"], ["---"] * (len(marks) + 1)]
-    for path in sorted((root / "notebooks").glob("[0-9][0-9]_*.md")):
-        number, title = int(path.stem[:2]), TITLE.search(path.read_text())
-        link = f"[{title[1] if title else path.stem}](../notebooks/{path.stem}.ipynb)"
-        dots = [marked.get(number, "") for marked in marks.values()]
-        rows.append([*dots, f"{number}. {link}"])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def with_containers(page: str, contents: dict[str, str]) -> str:
-    """A page whose containers of these names have these contents."""
-    for name, content in contents.items():
-        block = f":::{{container}} {name}\n{content}:::"
-        pattern = re.compile(CONTAINER.format(name), re.MULTILINE)
-        page, found = pattern.subn(lambda _: block, page)
-        if found != 1:
-            raise ValueError(f"it needs one ':::{{container}} {name}', not {found}")
-    return page
+def with_list(text: str, name: str, content: str) -> str:
+    """Return the text of a page with this content between the marks of a list."""
+    block = f"<!-- {name} -->\n\n{content}\n<!-- end of {name} -->"
+    pattern = re.compile(LIST.format(name), re.MULTILINE)
+    text, found = pattern.subn(lambda _: block, text)
+    if found != 1:
+        raise ValueError(f"it needs one '<!-- {name} -->' with its end, not {found}")
+    return text
 
 
 def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
@@ -206,12 +184,15 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
                 continue
             texts[notebook] = nbformat.writes(twin(text)) + "\n"
         texts[path] = text
-    index = root / "book/index.md"
-    try:
-        contents = {"path": steps(root), "map-of-paths": map_of_paths(root)}
-        texts[index] = with_containers(texts[index], contents)
-    except ValueError as error:
-        problems.append(f"book/index.md is not updated: {error}")
+    for file, names in LISTS.items():
+        page = root / file
+        text = texts.get(page) or page.read_text()
+        try:
+            for name in names:
+                text = with_list(text, name, reading_list(root, name, page))
+        except ValueError as error:
+            problems.append(f"{file} is not updated: {error}")
+        texts[page] = text
     behind = {p: t for p, t in texts.items() if not p.exists() or p.read_text() != t}
     return behind, problems
 

@@ -34,8 +34,8 @@ svg { fill: #ced6dd }
 }</style></svg>"""
 MISSING = """<h1>There is no page here</h1>
 <p>The address may be old or mistyped. <a href="{0}book/index.html">The first page</a>
-has a map of all chapters. <a href="{0}search.html">The search</a> knows every page, and
-finds an error message that you paste from a terminal.</p>"""
+lists the course. <a href="{0}search.html">The search</a> finds every page, and an error
+message that you paste from a terminal.</p>"""
 DRAWING = re.compile(r'<img alt="[^"]*" src="[./]*_images/[^>]*>')
 BOX = r'<div class="drawing" role="group" aria-label="Drawing" tabindex="0">\g<0></div>'
 CALLOUTS = {"Predict.", "Pitfall.", "Takeaway."}

@@ -44,8 +44,7 @@
     const isChosen = () => stored.get("path")?.name === name;
     const update = () => button.setAttribute("aria-pressed", isChosen());
     button.className = "follow";
-    button.textContent = "follow";
-    button.title = `Let Next lead along the path “${name}”`;
+    button.textContent = `Let Next follow “${name}”`;
     button.addEventListener("click", () => {
       stored.set("path", isChosen() ? null : path);
       document.dispatchEvent(new Event("path"));
@@ -56,16 +55,10 @@
   }
 
   function offerPaths() {
-    for (const list of document.querySelectorAll(".path :is(ol, ul)")) {
+    for (const list of document.querySelectorAll(".path ul")) {
       const name = list.closest("section").querySelector("h2, h3").firstChild.textContent;
       const place = list.parentElement.appendChild(document.createElement("p"));
       offer(name, place, [...list.querySelectorAll("li > p > a:first-of-type")]);
-    }
-    const table = document.querySelector(".map-of-paths table");
-    const heads = [...(table?.querySelectorAll("th") ?? [])].slice(0, -1);
-    for (const [column, head] of heads.entries()) {
-      const rows = [...table.tBodies[0].rows].filter((row) => row.cells[column].innerText.trim());
-      offer(head.textContent.trim(), head, rows.map((row) => row.querySelector("a")));
     }
   }
 
