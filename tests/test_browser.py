@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import PHONE, WINDOW
-from pair import ROOT
+from pair import ROOT, listed
 from playwright.sync_api import Page, expect
 from published import SITE
 from pypdf import PdfReader
@@ -53,6 +53,11 @@ new PerformanceObserver(list => list.getEntries().forEach(
 STAND_INS = """performance.getEntriesByType('paint').length &&
 [...document.fonts].filter(face => face.family.includes('for '))
   .every(face => face.status == 'loaded')"""
+
+DOTS = """links => links
+  .map(link => [link, getComputedStyle(link, '::before')])
+  .filter(([, dot]) => dot.content != 'none' && parseFloat(dot.borderTopWidth) > 2)
+  .map(([link, dot]) => link.getBoundingClientRect().x + parseFloat(dot.left))"""
 
 in_firefox = pytest.mark.parametrize("browser", ["firefox"], indirect=True)
 in_both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
@@ -169,6 +174,21 @@ def test_sidebar_shows_the_search_and_the_current_page(quiet_page, name):
         expect(part).to_be_in_viewport(ratio=0.9)
     page.click("a.left-prev")
     expect(entry).to_be_in_viewport(ratio=0.9)
+
+
+@pytest.mark.parametrize("size", [WINDOW, PHONE], ids=["window", "phone"])
+def test_sidebar_marks_the_course(quiet_page, size):
+    """Each chapter of the course has a dot, in sight, and a title for tooltips."""
+    page = quiet_page(CHAPTERS[0], viewport=size)
+    if size == PHONE:
+        page.locator("button.primary-toggle:visible").first.click()
+    sidebar = page.locator(".bd-sidebar-primary")
+    expect(sidebar.get_by_text("In the course", exact=True)).to_be_in_viewport()
+    marked = sidebar.get_by_title("In the course").all_text_contents()
+    course = [int(path.stem[:2]) for path in listed(ROOT, "course")]
+    assert [int(text.split(".")[0]) for text in marked] == course
+    dots = sidebar.locator(".bd-links a").evaluate_all(DOTS)
+    assert len(dots) == len(course) and min(dots) >= 0
 
 
 @in_both
