@@ -1,9 +1,9 @@
-"""Break each chapter in one place at a time, and expect a cell to fail.
+"""Change each chapter in one place at a time, and check that a cell fails.
 
-Run by `nox -s lab -- mutants`, with names of chapters to run only those. A mutant is a
-chapter with one change: a collective removed, a mean instead of a sum, another mesh,
-axis or layout, a key used twice, a mask or a case removed. A mutant is caught if a cell
-fails. The others are printed: a check is missing, or the change makes no difference.
+Run by `nox -s lab -- mutants [CHAPTER ...]`. A mutant is a chapter with one change: a
+collective removed, a mean instead of a sum, another mesh, axis or layout, a key used
+twice, a mask or a case removed. A mutant is caught if a cell fails. Survivors are
+printed: either a check is missing, or the change makes no difference.
 """
 
 import ast
@@ -27,13 +27,13 @@ from nbformat import NotebookNode
 from pair import ROOT
 from traitlets.config import Config
 
-OF_A_CHAPTER, OF_THE_BOOK = 0.75, 0.9  # the smallest shares caught
+MIN_CHAPTER, MIN_BOOK = 0.75, 0.9  # minimum share of mutants that must be caught
 WORKERS = 2
 SERVER = multiprocessing.get_context("forkserver")
-SURVIVED, CHECKED, RAISED = 0, 1, 2  # exit statuses; of a signal, less than 0
+SURVIVED, CHECKED, RAISED = 0, 1, 2  # exit statuses; negative after a signal
 SETTINGS = {
-    "PYTHONPATH": str(Path(__file__).parent),  # the server looks nowhere else for this
-    "OPENBLAS_NUM_THREADS": "1",  # with no second thread, the server may fork
+    "PYTHONPATH": str(Path(__file__).parent),  # where the server finds this module
+    "OPENBLAS_NUM_THREADS": "1",  # forking is safe only without other threads
     "MPLBACKEND": "Agg",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
@@ -49,20 +49,20 @@ ALONG = REDUCE | MOVE | {"axis_index"}
 OPTIONS = {"in_shardings", "out_shardings", "donate_argnums", "where"}
 SWAP = {"psum": "pmean", "pmean": "psum", "pmax": "pmin", "pmin": "pmax"}
 SWAP |= {"mean": "sum", "sum": "mean"}
-CHECKS = r"^(on_cpu|check|reject|judge)$|\.testing\."  # what they are called
+CHECKS = r"^(on_cpu|check|reject|judge)$|\.testing\."  # names of functions that check
 
 
 Edits = Iterator[tuple[ast.AST, ast.AST]]  # a node to replace, and its replacement
 
 
 class Mutant(NamedTuple):
-    """A broken cell: its number, the line as it was and as it is, the whole source."""
+    """A code cell with one change."""
 
-    cell: int  # from 0, among the code cells
-    line: int  # from 1, in the cell
-    was: str
-    now: str
-    source: str
+    cell: int  # index among the code cells, from 0
+    line: int  # line number in the cell, from 1
+    before: str  # that line
+    after: str
+    source: str  # of the changed cell
 
 
 def last_name(node: ast.AST) -> str:
@@ -70,7 +70,7 @@ def last_name(node: ast.AST) -> str:
 
 
 def aliases(tree: ast.AST) -> dict[str, str]:
-    """The short names that a program gives to functions, with the long ones."""
+    """Map the aliases that a program assigns to the names that they stand for."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -79,8 +79,8 @@ def aliases(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def neighbours(tree: ast.AST) -> dict[str, str]:
-    """For each axis, another one of the same mesh: what stands in a tuple with it."""
+def other_axes(tree: ast.AST) -> dict[str, str]:
+    """Map each axis to another axis of its mesh, taken from a tuple with both names."""
     found = {}
     for node in ast.walk(tree):
         match node:
@@ -89,8 +89,8 @@ def neighbours(tree: ast.AST) -> dict[str, str]:
     return found
 
 
-def shardings(tree: ast.AST) -> dict[str, str]:
-    """For each name of a sharding, another one that the program defines."""
+def other_shardings(tree: ast.AST) -> dict[str, str]:
+    """Map the name of each sharding to that of another one in the program."""
     found = {}
     for node in ast.walk(tree):
         match node:
@@ -100,9 +100,9 @@ def shardings(tree: ast.AST) -> dict[str, str]:
     return dict(zip(names, names[1:] + names[:1])) if len(names) > 1 else {}
 
 
-def breakable(tree: ast.AST, wrong: set[str]) -> Iterator[ast.AST]:
-    """Walk over a program, except its checks, its f-strings, and the functions with
-    these names, which are wrong already."""
+def mutable(tree: ast.AST, wrong: set[str]) -> Iterator[ast.AST]:
+    """Walk over a program, except checks, f-strings, and the functions named in
+    `wrong`, which are wrong on purpose."""
     match tree:
         case ast.FunctionDef(name) if name in wrong:
             return
@@ -112,11 +112,11 @@ def breakable(tree: ast.AST, wrong: set[str]) -> Iterator[ast.AST]:
             return
     yield tree
     for child in ast.iter_child_nodes(tree):
-        yield from breakable(child, wrong)
+        yield from mutable(child, wrong)
 
 
 def layouts(entries: list[ast.expr]) -> Iterator[list[ast.expr]]:
-    """A spec with one entry left out, with two swapped, or with one read backwards."""
+    """Yield specs with an entry removed, two entries swapped, or a tuple reversed."""
     for i, entry in enumerate(entries):
         before, after = entries[:i], entries[i + 1 :]
         if ast.unparse(entry) != "None":
@@ -127,8 +127,8 @@ def layouts(entries: list[ast.expr]) -> Iterator[list[ast.expr]]:
             yield [*before[:-1], entry, before[-1], *after]
 
 
-def edits(node: ast.AST, long: dict, other: dict) -> Edits:
-    """Yield the ways to break one node."""
+def edits(node: ast.AST, full_names: dict, other: dict) -> Edits:
+    """Yield the changes of one node; `other` has replacements of axes and shardings."""
     match node:
         case ast.Attribute(value, attr) if attr in SWAP:
             yield node, ast.Attribute(value, SWAP[attr])
@@ -150,12 +150,12 @@ def edits(node: ast.AST, long: dict, other: dict) -> Edits:
                     case ast.Tuple([ast.Constant(str()) as name, _]):
                         yield rule, ast.Tuple([name, ast.Constant(None)])
         case ast.Call(func):
-            name = long.get(last_name(func)) or last_name(func)
+            name = full_names.get(last_name(func)) or last_name(func)
             yield from call_edits(node, name, other)
 
 
 def call_edits(call: ast.Call, name: str, other: dict) -> Edits:
-    """Yield the ways to break a call of a function with this name."""
+    """Yield the changes of a call of the function with this full name."""
     func, args, keywords = call.func, call.args, call.keywords
     if name in DROP and args and not isinstance(args[0], ast.Starred):
         yield call, args[0]
@@ -188,7 +188,7 @@ def call_edits(call: ast.Call, name: str, other: dict) -> Edits:
 
 
 def replaced(source: str, node: ast.AST, new: ast.AST) -> str:
-    """The source with the text of one node replaced; ast counts columns in bytes."""
+    """Return the source with one node replaced; ast counts columns in bytes."""
     text = ast.unparse(new)
     if isinstance(new, ast.BinOp | ast.Lambda | ast.UnaryOp | ast.IfExp):
         text = f"({text})"
@@ -199,9 +199,9 @@ def replaced(source: str, node: ast.AST, new: ast.AST) -> str:
     return (code[:start] + text.encode() + code[end:]).decode()
 
 
-def is_left_alone(cell: NotebookNode) -> bool:
-    """Whether a cell is a stub, a check, a drawing, or a folded shared cell, which has
-    tests of its own."""
+def is_excluded(cell: NotebookNode) -> bool:
+    """Return whether a cell is a stub, a check, a drawing, or a folded shared cell,
+    which has its own tests."""
     if {"exercise", "check"} & {*tags(cell)}:
         return True
     draws = re.search(r"\bplt\.|\bdraw_", cell.source)
@@ -209,34 +209,36 @@ def is_left_alone(cell: NotebookNode) -> bool:
 
 
 def mutants(cells: list[NotebookNode]) -> Iterator[Mutant]:
-    """Break a notebook's cells, one thing at a time."""
-    whole = ast.Module([syntax(cell.source) for cell in cells], [])
-    long, other = aliases(whole), neighbours(whole) | shardings(whole)
-    for number, cell in enumerate(cells):
-        if is_left_alone(cell):
+    """Yield the mutants of a notebook with these code cells."""
+    program = ast.Module([syntax(cell.source) for cell in cells], [])
+    full_names, other = aliases(program), other_axes(program) | other_shardings(program)
+    for index, cell in enumerate(cells):
+        if is_excluded(cell):
             continue
         wrong = {arguments[-1] for arguments in calls(cell, "reject")}
         tree = syntax(cell.source)
-        done = {ast.dump(tree)}
-        for node in breakable(tree, wrong):
-            for old, new in edits(node, long, other):
+        seen = {ast.dump(tree)}
+        for node in mutable(tree, wrong):
+            for old, new in edits(node, full_names, other):
                 source = replaced(cell.source, old, new)
-                broken = syntax(source)
-                if (meaning := ast.dump(broken)) not in done:
-                    done.add(meaning)
-                    both = cell.source, source
-                    was, now = (t.splitlines()[old.lineno - 1].strip() for t in both)
-                    yield Mutant(number, old.lineno, was, now, source)
+                mutant = ast.dump(syntax(source))
+                if mutant not in seen:
+                    seen.add(mutant)
+                    before, after = (
+                        text.splitlines()[old.lineno - 1].strip()
+                        for text in (cell.source, source)
+                    )
+                    yield Mutant(index, old.lineno, before, after, source)
 
 
 def execute(sources: list[str], seconds: float) -> None:
-    """Run cells in this process and end it, by a signal if it takes too long."""
+    """Run cells and end this process, with SIGALRM if they take too long."""
     status = RAISED
     try:
         signal.alarm(round(seconds))
         for stream in range(3):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-        from matplotlib_inline.config import InlineBackend  # it imports NumPy
+        from matplotlib_inline.config import InlineBackend  # imports NumPy
 
         quiet = Config(HistoryManager={"enabled": False})
         shell = InteractiveShell.instance(config=quiet)
@@ -252,7 +254,7 @@ def execute(sources: list[str], seconds: float) -> None:
 
 
 def run_all(programs: list[list[str]], seconds: float) -> list[int]:
-    """Run each list of cells in a process of its own; return the exit statuses."""
+    """Run each list of cells in its own process; return the exit statuses."""
 
     def run(sources: list[str]) -> int:
         process = SERVER.Process(target=execute, args=(sources, seconds))
@@ -265,38 +267,38 @@ def run_all(programs: list[list[str]], seconds: float) -> list[int]:
 
 
 def report(path: Path, cells: list[NotebookNode]) -> dict[str, int]:
-    """Run a chapter and its mutants, print those that no cell catches, and count."""
+    """Run a chapter and its mutants, print the survivors, and return the counts."""
     name, text, start = path.stem, path.read_text(), time.perf_counter()
     sources = [cell.source for cell in cells]
     if run_all([sources], 600) != [SURVIVED]:
-        raise SystemExit(f"{name} fails before anything is broken: run it first")
+        raise SystemExit(f"{name} fails without a change: fix the chapter first")
     limit = 30 + 10 * (time.perf_counter() - start)
-    broken = [*mutants(cells)]
-    programs = [[*sources[: m.cell], m.source, *sources[m.cell + 1 :]] for m in broken]
+    found = [*mutants(cells)]
+    programs = [[*sources[: m.cell], m.source, *sources[m.cell + 1 :]] for m in found]
     statuses = run_all(programs, limit)
-    for m, status in zip(broken, statuses):
+    for m, status in zip(found, statuses):
         if status == SURVIVED:
             line = text[: text.index(sources[m.cell])].count("\n") + m.line
             print(f"survived: {path.name}:{line}, code cell {m.cell + 1}")
-            print(f"    was {m.was}\n    now {m.now}")
-    caught = len(broken) - statuses.count(SURVIVED)
+            print(f"  - {m.before}\n  + {m.after}")
+    caught = len(found) - statuses.count(SURVIVED)
     seconds = time.perf_counter() - start
-    print(f"{name}: {caught} of {len(broken)} caught in {seconds:.0f} s", flush=True)
+    print(f"{name}: {caught} of {len(found)} caught in {seconds:.0f} s", flush=True)
     checked = statuses.count(CHECKED)
-    return {"broken": len(broken), "caught": caught, "by a check": checked}
+    return {"broken": len(found), "caught": caught, "by a check": checked}
 
 
 def share_caught(*parts: dict[str, int]) -> float:
     """Return the share of these chapters' mutants that are caught."""
-    broken, caught = (sum(part[key] for part in parts) for key in ("broken", "caught"))
-    return caught / max(1, broken)
+    total, caught = (sum(part[key] for part in parts) for key in ("broken", "caught"))
+    return caught / max(1, total)
 
 
 def measure(*wanted: str) -> Iterator[tuple[str, dict[str, int]]]:
-    """Break these chapters, or all; exit with a message if too few are caught."""
+    """Yield the counts of these chapters, or all; SystemExit if too few caught."""
     book = {name: code for name, _, code, _ in chapters(ROOT)}
     if unknown := {*wanted} - {*book}:
-        raise SystemExit(f"there is no chapter {unknown}; there are {[*book]}")
+        raise SystemExit(f"unknown chapters {unknown}; known are {[*book]}")
     text = "\n".join(cell.source for code in book.values() for cell in code)
     modules = {*re.findall(r"^(?:from|import) ([\w.]+)", text, re.MULTILINE)}
     SERVER.set_forkserver_preload([__name__, *modules])  # once, for all processes
@@ -307,11 +309,11 @@ def measure(*wanted: str) -> Iterator[tuple[str, dict[str, int]]]:
             with patch.dict(os.environ, SETTINGS | cache):
                 found[name] = report(ROOT / f"notebooks/{name}.md", book[name])
             yield name, found[name]
-    weak = [n for n, part in found.items() if share_caught(part) < OF_A_CHAPTER]
+    weak = [n for n, part in found.items() if share_caught(part) < MIN_CHAPTER]
     if weak:
-        raise SystemExit(f"fewer than {OF_A_CHAPTER:.0%} caught: {', '.join(weak)}")
-    if not wanted and share_caught(*found.values()) < OF_THE_BOOK:
-        raise SystemExit(f"fewer than {OF_THE_BOOK:.0%} caught in the whole book")
+        raise SystemExit(f"fewer than {MIN_CHAPTER:.0%} caught: {', '.join(weak)}")
+    if not wanted and share_caught(*found.values()) < MIN_BOOK:
+        raise SystemExit(f"fewer than {MIN_BOOK:.0%} caught in all chapters together")
 
 
 def files(chapter: str) -> list[str]:

@@ -1,13 +1,13 @@
-"""Run the pages that are stale, by nbmake, and hand their outputs to the builder.
+"""Run stale pages with nbmake and cache their outputs for the builder.
 
-`nox -s book` and `nox -s tests` both begin with this. Each stale page is copied as a
-notebook into a temporary folder that mirrors the repository, nbmake runs the copies in
-parallel, and the outputs of each page that passes go to the cache in which MyST-NB
-looks, so that the site shows the very cells that were tested.
+`nox -s book` and `nox -s tests` both start with this. Each stale page is copied as a
+notebook into a temporary folder that mirrors the repository, and nbmake runs the copies
+in parallel. The outputs of pages that pass are stored in the cache that MyST-NB reads,
+so the site shows exactly the cells that were tested.
 
-jupyter-cache compares the code of a page. A page is stale, too, when Python has
-changed, a file that the page names under `reads` at its head, or a package that can
-change a number or a figure.
+A page is stale if jupyter-cache finds that its code has changed, or if there is a new
+version of Python, of a file that its front matter lists under `reads`, or of a package
+that can change a number or a figure.
 """
 
 import hashlib
@@ -33,21 +33,20 @@ from pair import ROOT
 
 CACHE = ROOT / "_build/.jupyter_cache"
 DOCTREES = ROOT / "_build/.doctrees"
-LIMIT = yaml.safe_load((ROOT / "_config.yml").read_text())["execute"]["timeout"]
+TIMEOUT = yaml.safe_load((ROOT / "_config.yml").read_text())["execute"]["timeout"]
 PINS = re.compile(
     r"^(?:jax|jaxlib|numpy|flax|optax|orbax-checkpoint|grain|equinox|keras|matplotlib"
     r"|scikit-learn)==\S+",
     re.MULTILINE,
 )
-PROFILE = ROOT / "_build/ipython"  # so that no reader's own settings play a part
+PROFILE = ROOT / "_build/ipython"  # replaces the user's own IPython settings
 READ = get_reader({"name": "myst_nb_md", "type": "plugin"})
-# A page with several processes waits for most of its time, so one more page than there
-# are pairs of cores runs at once: three on two cores.
+# Pages that start several processes mostly wait, so two cores run three pages at once.
 WORKERS = (os.cpu_count() or 2) * 3 // 2
 
 
 def pages() -> list[Path]:
-    """Return the pages with code, except the one that each build runs."""
+    """Return the pages with code, except those that every build executes itself."""
     found = [*(ROOT / "book").glob("*.md"), *(ROOT / "notebooks").glob("*.md")]
     texts = {path: path.read_text() for path in found}
     return sorted(
@@ -58,12 +57,12 @@ def pages() -> list[Path]:
 
 
 def digest(*parts: str) -> str:
-    """Return a digest of some texts."""
+    """Return a digest of the given texts."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def inputs(page: Path) -> str:
-    """Return a digest of what a page depends on, apart from its own code."""
+    """Return a digest of what the outputs of a page depend on, besides its code."""
     head = next(yaml.safe_load_all(page.read_text()))
     patterns = [str(page.parent / pattern) for pattern in head.get("reads", [])]
     files = sorted(file for pattern in patterns for file in glob(pattern))
@@ -73,9 +72,9 @@ def inputs(page: Path) -> str:
 
 
 def mirror(folder: Path, stale: list[Path]) -> dict[str, Path]:
-    """Write stale pages as notebooks, with links to all that a page may read.
+    """Write stale pages as notebooks, and link all files that a page may read.
 
-    Return each notebook's page, by the notebook's path in the folder.
+    Return the page of each notebook, keyed by the notebook's path in the folder.
     """
     book = [path for path in (ROOT / "book").iterdir() if path.suffix != ".md"]
     for path in [ROOT / "lab", ROOT / "launch", *book]:
@@ -92,13 +91,13 @@ def mirror(folder: Path, stale: list[Path]) -> dict[str, Path]:
 
 
 def stderr(notebook: NotebookNode) -> str:
-    """Return what a page wrote to stderr, which the builder does not accept."""
+    """Return what a page wrote to stderr, which the builder rejects."""
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     return "".join(out.text for out in outputs if out.get("name") == "stderr")
 
 
-class HandOver:
-    """A plugin of pytest that keeps the outputs of each page as soon as it passes."""
+class CacheOutputs:
+    """A pytest plugin that caches the outputs of each page as soon as it passes."""
 
     def __init__(self, folder: Path, copies: dict[str, Path]) -> None:
         self.folder, self.copies = folder, copies
@@ -114,7 +113,7 @@ class HandOver:
         if text := stderr(executed):
             self.warned.append(f"{page} wrote to stderr:\n{text}")
             return
-        notebook = READ(str(page))  # the cache's key is of its source and metadata
+        notebook = READ(str(page))  # the cache key depends on its source and metadata
         notebook.metadata["language_info"] = executed.metadata["language_info"]
         for cell, ran in zip(notebook.cells, executed.cells, strict=True):
             if cell.cell_type == "code":
@@ -131,27 +130,27 @@ class HandOver:
             worker.kill()  # a kernel ends with its worker
 
 
-def is_stale(cache: JupyterCacheAbstract, page: Path, kept: NbCacheRecord | None):
-    """Return whether a page's code or its inputs are not those of its kept outputs.
+def is_stale(cache: JupyterCacheAbstract, page: Path, cached: NbCacheRecord | None):
+    """Return whether the cached outputs are missing, or from other code or inputs.
 
-    If the page's text has not changed, neither has its code: reading it takes time.
+    A page is parsed, which takes time, only if its text has changed.
     """
-    if kept is None or kept.data.get("text") != digest(page.read_text()):
+    if cached is None or cached.data.get("text") != digest(page.read_text()):
         try:
-            kept = cache.match_cache_notebook(READ(str(page)))
+            cached = cache.match_cache_notebook(READ(str(page)))
         except KeyError:
             return True
-    if kept.data.get("inputs") == inputs(page):
+    if cached.data.get("inputs") == inputs(page):
         return False
-    cache.remove_cache(kept.pk)
+    cache.remove_cache(cached.pk)
     return True
 
 
 def main() -> int | str:
-    """Run the stale pages; return pytest's status, or what was written to stderr."""
+    """Run the stale pages; return pytest's status, or what pages wrote to stderr."""
     cache = get_cache(CACHE)
-    kept = {record.uri: record for record in cache.list_cache_records()}
-    stale = [page for page in pages() if is_stale(cache, page, kept.get(str(page)))]
+    cached = {record.uri: record for record in cache.list_cache_records()}
+    stale = [page for page in pages() if is_stale(cache, page, cached.get(str(page)))]
     print(f"{len(stale)} of {len(pages())} pages are stale.", flush=True)
     if not stale:
         return 0
@@ -160,14 +159,14 @@ def main() -> int | str:
     settings.write_text("c.IPKernelApp.log_level = 40  # no warning for each kernel\n")
     os.environ["IPYTHONDIR"] = str(PROFILE)
     with tempfile.TemporaryDirectory(prefix="pages-") as name:
-        keep = HandOver(Path(name), mirror(Path(name), stale))
-        nbmake = ["--nbmake", f"--nbmake-timeout={LIMIT}", "--overwrite"]
+        plugin = CacheOutputs(Path(name), mirror(Path(name), stale))
+        nbmake = ["--nbmake", f"--nbmake-timeout={TIMEOUT}", "--overwrite"]
         parallel = [f"-n{min(WORKERS, len(stale))}", "--dist=worksteal"]
         shown = ["-v", "--durations=10", "-p", "no:cacheprovider"]
         with chdir(name):
-            words = [*nbmake, *parallel, *shown, "--rootdir=.", "."]
-            status = pytest.main(words, plugins=[keep])
-    return "\n".join(keep.warned) or int(status)
+            args = [*nbmake, *parallel, *shown, "--rootdir=.", "."]
+            status = pytest.main(args, plugins=[plugin])
+    return "\n".join(plugin.warned) or int(status)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Print the built site as one PDF, in the order of _toc.yml: run by `nox -s pdf`.
 
-Each page is printed by headless Chromium; links between pages become links inside the
-file, and the parts and chapters its outline.
+Headless Chromium prints each page. Links between pages become links inside the file;
+parts and chapters become its outline.
 """
 
 import io
@@ -22,14 +22,14 @@ UNFOLD = """for (const solution of document.querySelectorAll(".tag_solution deta
 
 
 def print_book(address: str, browser: Browser, pages: list) -> PdfWriter:
-    """Print these pages, each with its part, of the site at address, and join them."""
-    book, firsts, part, parent = PdfWriter(), {}, "", None
+    """Print pages, given as (part, name), of the site at address into one PDF."""
+    book, first_pages, part, parent = PdfWriter(), {}, "", None
     page = browser.new_page(color_scheme="light", reduced_motion="reduce")
     for caption, name in pages:
         page.goto(f"{address}{name}.html", wait_until="networkidle")
         page.evaluate(UNFOLD)
         title = page.locator("article h1").first.inner_text().rstrip("#")
-        sheet = page.pdf(
+        printed = page.pdf(
             format="A4",
             print_background=True,
             display_header_footer=True,
@@ -37,30 +37,30 @@ def print_book(address: str, browser: Browser, pages: list) -> PdfWriter:
             footer_template=FOOTER,
             margin={"top": "16mm", "bottom": "18mm", "left": "18mm", "right": "18mm"},
         )
-        first = firsts[page.url] = len(book.pages)
-        book.append(PdfReader(io.BytesIO(sheet)), import_outline=False)
+        first = first_pages[page.url] = len(book.pages)
+        book.append(PdfReader(io.BytesIO(printed)), import_outline=False)
         if caption != part:
             part = caption
             parent = book.add_outline_item(title=part, page_number=first)
         book.add_outline_item(title=title, page_number=first, parent=parent)
-    turn_links_inward(book, firsts)
+    make_links_internal(book, first_pages)
     book.add_metadata({"/Title": "Parallel JAX", "/Author": "The Parallel JAX authors"})
     return book
 
 
-def turn_links_inward(book: PdfWriter, firsts: dict[str, int]) -> None:
-    """Let a link to a page of the site lead to that page's place in the file."""
-    for number, page in enumerate(book.pages):
-        inward = {}
+def make_links_internal(book: PdfWriter, first_pages: dict[str, int]) -> None:
+    """Replace links to pages of the site by links to their first page in the file."""
+    for index, page in enumerate(book.pages):
+        internal = {}
         for reference in page.get("/Annots") or []:
-            note = reference.get_object()
-            target = note.get("/A", {}).get("/URI", "").split("#")[0]
-            if target in firsts:
-                inward[reference] = note["/Rect"], firsts[target]
-        for reference, (rect, goal) in inward.items():
+            annotation = reference.get_object()
+            target = annotation.get("/A", {}).get("/URI", "").split("#")[0]
+            if target in first_pages:
+                internal[reference] = annotation["/Rect"], first_pages[target]
+        for reference, (rect, goal) in internal.items():
             page["/Annots"].remove(reference)
             link = Link(rect=rect, target_page_index=goal, fit=Fit.fit_horizontally())
-            book.add_annotation(number, link)
+            book.add_annotation(index, link)
 
 
 if __name__ == "__main__":

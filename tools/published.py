@@ -1,4 +1,4 @@
-"""Serve the built site as it will be published, and start browsers to test it."""
+"""Serve the built site under its published path, and start browsers to test it."""
 
 import shutil
 import threading
@@ -20,7 +20,7 @@ CHROMIUM = ["chromium", "chromium-browser", "google-chrome", "chrome"]
 
 
 def contents() -> list[tuple[str, str]]:
-    """Return all pages in reading order, each with the caption of its part."""
+    """Return (caption of the part, name) of each page, in reading order."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
     pages = [("", toc["root"])]
     for part in toc["parts"]:
@@ -29,7 +29,7 @@ def contents() -> list[tuple[str, str]]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves a folder, and the site's own 404 page for missing files."""
+    """Serve a folder without logging, with the site's 404 page for missing files."""
 
     def log_message(self, *_):
         pass
@@ -37,8 +37,8 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def published():
-    """Serve the built site; yields its address, which ends with a slash."""
-    assert (SITE / "index.html").exists(), "there is no site: run nox -s book"
+    """Serve the built site; yield its address, which ends with a slash."""
+    assert (SITE / "index.html").exists(), "the site is not built: run nox -s book"
     Quiet.error_message_format = (SITE / "404.html").read_text().replace("%", "%%")
     with TemporaryDirectory() as folder:
         Path(folder, PREFIX.strip("/")).symlink_to(SITE)
@@ -52,21 +52,21 @@ def published():
 def program(*names: str) -> str:
     """Return the path of the first of these programs that is installed."""
     paths = [path for path in map(shutil.which, names) if path]
-    assert paths, f"there is no {names[0]}: run apt-get install {names[0]}"
+    assert paths, f"{names[0]} is not installed: run apt-get install {names[0]}"
     return paths[0]
 
 
 def chromium(playwright):
-    """A headless Chromium, or Chrome."""
+    """Start headless Chromium or Chrome."""
     return playwright.chromium.launch(
         executable_path=program(*CHROMIUM),
-        args=["--no-sandbox"],  # as root, which containers are, it has none of its own
+        args=["--no-sandbox"],  # the sandbox does not work as root, as in containers
     )
 
 
 def firefox(playwright):
-    """A headless Firefox, over WebDriver BiDi, which ignores what a context emulates:
-    no scripts, dark, less motion."""
+    """Start headless Firefox over WebDriver BiDi, which ignores emulated settings of a
+    context: disabled scripts, dark mode, reduced motion."""
     return playwright.firefox.launch(
         channel="moz-firefox", executable_path=program("firefox-esr", "firefox")
     )
