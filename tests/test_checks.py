@@ -1,4 +1,4 @@
-"""Every rule passes a correct book and finds the faults planted in it."""
+"""Test that each rule passes a correct book and reports planted faults."""
 
 import json
 import re
@@ -18,8 +18,8 @@ README = "README.md"
 
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
-    """A copy of the first page, README, two chapters and what they are made from."""
-    for file in f"{FIRST}.md", SOURCE, INDEX, README, "_config.yml":
+    """A copy of the first page, the first two chapters and their sources."""
+    for file in f"{FIRST}.md", SOURCE, INDEX, "_config.yml":
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(pair.ROOT / file, tmp_path / file)
     for folder in "book/cells", "launch":
@@ -60,7 +60,7 @@ def code(source: str, *tags: str) -> tuple[str, str]:
 DENSE = "\n".join(["a, b, c = [(f(x[i]), -x[j] ** 2) for i, j in g(y) if i < j]"] * 99)
 CHECK = "\n```{code-cell} ipython3\nassert True\n```"
 ADDRESS = yaml.safe_load((pair.ROOT / "_config.yml").read_text())["repository"]["url"]
-# What a fault replaces, by what, what the message says; and where, if not in SOURCE.
+# Each fault: pattern, replacement, part of the message, and the file if not SOURCE.
 FAULTS = {
     checks.everything_is_paired: [
         ("print", "repr", f"{TWIN} is out of date. Run: nox -s pair"),
@@ -91,16 +91,16 @@ FAULTS = {
     checks.chapters_have_the_skeleton: [
         ("# Train on", "# 2 Train on", "number"),
         ("\n# Train on", "\nTrain on", "title"),
-        ("## Recap", "## Summary", "the sections are"),
+        ("## Recap", "## Summary", "sections must be"),
         (*insert("## A section\n\n" * 4), "three to six"),
     ],
     checks.code_is_easy_to_read: [
         (*code("x = 1\n" * 26), "over 25 lines"),
-        (*code(DENSE), "AST nodes a line, over 12"),
+        (*code(DENSE), "AST nodes per line, more than 12"),
     ],
     checks.lessons_have_types: [
-        (*code("def f(x, n: int) -> int: ..."), "give types to def f"),
-        (*code("async def f(self, n: int): ..."), "give types to def f"),
+        (*code("def f(x, n: int) -> int: ..."), "add type hints to def f"),
+        (*code("async def f(self, n: int): ..."), "add type hints to def f"),
     ],
     checks.chapters_show_and_tell: [
         (*insert("word " * 3500), "words"),
@@ -108,7 +108,7 @@ FAULTS = {
         (r"\*\*Takeaway", "**Takeout", "no paragraph starts with **Takeaway.**"),
     ],
     checks.predictions_are_left_to_the_reader: [
-        (*insert(f"**Predict.** Is it?\n{CHECK}"), "after a Predict checks it"),
+        (*insert(f"**Predict.** Is it?\n{CHECK}"), "after a Predict has a check"),
     ],
     checks.markdown_is_portable: [
         (*insert(":::{note}\nDone.\n:::"), "directive"),
@@ -119,29 +119,29 @@ FAULTS = {
         (*insert("[One](01_first.md)"), "a link to a chapter's source"),
     ],
     checks.drawings_in_html_have_a_label: [
-        (*code('HTML("<svg></svg>")'), "without an aria-label"),
+        (*code('HTML("<svg></svg>")'), "has no aria-label"),
     ],
     checks.code_is_of_today: [
-        (*code("jax.tree_map(len, [])"), "instead of 'jax.tree_map', jax.tree.map"),
+        (*code("jax.tree_map(len, [])"), "out of date; use jax.tree.map"),
         (r"\[exercise\]", "[exercise, raises-exception]", "try/except"),
     ],
     checks.exercises_judge_the_reader: [
         ("### Exercise ", "### Riddle ", "two to four"),
-        (r"\[check, hide-input]", "[hide-input]", "three cells have the tags"),
-        ("# @title Check", "# Check", "tagged check starts with # @title Check"),
-        ("# @title Solution", "# Solution", "starts with # @title Solution"),
+        (r"\[check, hide-input]", "[hide-input]", "three cells must have the tags"),
+        ("# @title Check", "# Check", "tagged check must start with # @title Check"),
+        ("# @title Solution", "# Solution", "must start with # @title Solution"),
         ("    raise NotImplementedError\n```", "    pass\n```", "one stub"),
-        (r"def check\(answer", "def check(found", "defines check(answer)"),
+        (r"def check\(answer", "def check(found", "must define check(answer)"),
         (r"(def check\(answer.*\n)", r"\1    answer.twice\n", "uses answer.twice"),
-        (r"judge\(check, ", "judge(answer, ", "ends with judge"),
+        (r"judge\(check, ", "judge(answer, ", "must end with judge"),
         (
             r"(?s)(judge\(check, (\w+)\).*?# @title Solution\n)",
             r"\1def \2(): ...\n\n",
             "the solution overwrites the reader's",
         ),
-        (r"\ncheck\(answer\)\n", "\n", "calls check(answer)"),
-        (r"reject\(check, ", "reject(judge, ", "defines a wrong answer"),
-        (r"def answer\(", "def answer(first, ", "answer has another signature"),
+        (r"\ncheck\(answer\)\n", "\n", "call check(answer)"),
+        (r"reject\(check, ", "reject(judge, ", "must define a wrong answer"),
+        (r"def answer\(", "def answer(first, ", "the signature of answer must be"),
     ],
     checks.the_course_builds_on_itself: [
         (f"    {FIRST}: Begin.\n", "", "is in the course of _toc.yml and", "_toc.yml"),
@@ -155,7 +155,7 @@ FAULTS = {
 }
 
 
-def test_every_rule_has_a_fault():
+def test_every_rule_has_a_planted_fault():
     assert {*FAULTS} == {*checks.CHECKS}
 
 
@@ -167,18 +167,18 @@ PLANTED = [(rule, fault) for rule, faults in FAULTS.items() for fault in faults]
     PLANTED,
     ids=[f"{rule.__name__}-{fault[2]}" for rule, fault in PLANTED],
 )
-def test_planted_fault_is_found(book, rule, fault):
+def test_planted_fault_is_reported(book, rule, fault):
     old, new, message, *where = fault
     edit(book / (where[0] if where else SOURCE), old, new)
     assert message in "\n".join(rule(book))
 
 
-def test_notebook_without_source_and_gap_in_the_numbers_are_found(book):
+def test_missing_source_and_gap_in_numbers_are_reported(book):
     (book / SOURCE).rename(book / "notebooks/03_train.md")
     assert "02_train_on_one_device.ipynb has no source" in pair.pair(book)[0]
     assert (book / TWIN).exists()
     found = list(checks.chapters_have_the_skeleton(book))
-    assert found == ["03_train: chapter 2 in the folder is named 02_slug"]
+    assert found == ["03_train: the file of chapter 2 must be 02_slug"]
 
 
 def test_pairing_keeps_an_edit_of_a_notebook(book):
@@ -203,7 +203,7 @@ def test_pairing_fills_new_chapters_and_shared_cells(book):
     assert len([*(book / "notebooks").iterdir()]) == 6
 
 
-def test_a_cell_has_a_program_or_a_part_of_one(tmp_path):
+def test_shared_text_is_a_program_or_a_part_of_one(tmp_path):
     (tmp_path / "launch").mkdir()
     parts = "import math\n\n\n# %% one\none = 1\n\n\n# %% two\ntwo = one + 1"
     program = f'"""Add numbers.\n\nAnd more.\n"""\n\n{parts}\n'

@@ -1,4 +1,4 @@
-"""The house rules that running a notebook cannot check.
+"""Check the house rules that running a notebook cannot check.
 
 Each rule takes the root of the repository and yields a message for every violation.
 """
@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 
 FIRST = ["What you will learn", "Setup"]
 LAST = ["Pitfalls", "Exercises", "Recap", "Next"]
-NOT_PORTABLE = {  # what only Sphinx, only Jupyter or only one site would understand
+NOT_PORTABLE = {  # syntax that only Sphinx, Jupyter or one website understands
     "a MyST directive": r"^\s*(:::|```\{)",
     "a MyST role": r"\{[a-z:]+\}`",
     "a MyST label": r"^\([\w-]+\)=\s*$",
@@ -24,7 +24,7 @@ NOT_PORTABLE = {  # what only Sphinx, only Jupyter or only one site would unders
     "a link to a chapter's source": r"\]\(\d\d_\w+\.md",
     "HTML": r"</?[a-zA-Z][^>]*>",
 }
-EXPLAINED = {  # the shared cells that a chapter explains, and so does not fold
+EXPLAINED = {  # shared cells that a chapter explains and therefore does not fold
     "02_train_on_one_device": "digits|models",
     "03_devices": "setup",
     "05_collectives": r"chips-\S*",
@@ -32,8 +32,8 @@ EXPLAINED = {  # the shared cells that a chapter explains, and so does not fold
     "30_generate": "decoder-(choose|step)",
     "31_fine_tune": r"adapters-\S*",
 }
-# AST nodes a line in lesson cells, without types of signatures: a chapter's average.
-# JAX's guides, which have no types, have 11 to 12.5.
+# Maximum AST nodes per line in lesson cells, averaged over a chapter, without the type
+# hints of signatures. JAX's guides, which have no type hints, have 11 to 12.5.
 DENSEST = 12
 EXERCISE = [["exercise"], ["check", "hide-input"], ["solution", "hide-cell"]]  # tags
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -41,11 +41,11 @@ CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
 SHOWS_SOMETHING = r"^ *(print|plt\.\w+|draw_\w+|HTML|judge|reject)\("
 OUTSIDE = {8: {7}, 22: {21}}  # what chapters of the course need of those outside it
 CALLOUTS = "Predict", "Pitfall", "Takeaway"
-INSTEAD = {  # what a chapter does not use: what it uses instead
-    r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map and friends",
+INSTEAD = {  # pattern that chapters must not use: what to use instead
+    r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map etc.",
     r"\bjax\.experimental\.(shard_map|pjit|maps)\b": "jax.shard_map or jax.jit",
     r"\blax\.pvary\b": "jax.lax.pcast(..., to='varying')",
-    r"\b(xmap|use_mesh|device_put_(replicated|sharded))\b": "see the old names",
+    r"\b(xmap|use_mesh|device_put_(replicated|sharded))\b": "book/old_names.md",
     r"\b(Positional|Pmap)Sharding\b": "NamedSharding",
     r"\b(in|out)_axis_resources\b": "in_shardings, out_shardings",
     r"\bcheck_rep\b": "check_vma",
@@ -61,23 +61,23 @@ def tags(cell: NotebookNode) -> list[str]:
 
 
 def shared_names(cell: NotebookNode) -> list[str]:
-    """The names in a cell's tags of the form shared-NAME, in their order."""
+    """Return NAME of each tag shared-NAME of a cell, in order."""
     return [tag.split("-", 1)[1] for tag in tags(cell) if tag.startswith("shared-")]
 
 
 def is_lesson(cell: NotebookNode) -> bool:
-    """Whether a code cell is one that readers read, and not a tool or an exercise."""
+    """Return whether a code cell is part of the lesson: no helper and no exercise."""
     aside = {"hide-input", "hide-cell", "exercise", "check", "solution"}
     return not shared_names(cell) and not aside & {*tags(cell)}
 
 
 def syntax(source: str) -> ast.Module:
-    """Parse a code cell, without its lines for IPython."""
+    """Parse a code cell without its IPython magics."""
     return ast.parse(re.sub(r"^[%!].*$", "", source, flags=re.MULTILINE))
 
 
 def untyped(tree: ast.AST) -> ast.AST:
-    """Remove the types in a tree's signatures."""
+    """Remove the type hints of all signatures in place; return the tree."""
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             node.annotation = None
@@ -91,7 +91,7 @@ def code_lines(cell: NotebookNode) -> int:
 
 
 def chapters(root: Path) -> Iterator[tuple[str, list, list, str]]:
-    """The name, cells, code cells and Markdown text of every chapter's source."""
+    """Yield the name, cells, code cells and Markdown text of each chapter."""
     for path in sorted((root / "notebooks").glob("*.md")):
         cells = pair.twin(path.read_text()).cells
         code = [cell for cell in cells if cell.cell_type == "code"]
@@ -99,7 +99,7 @@ def chapters(root: Path) -> Iterator[tuple[str, list, list, str]]:
 
 
 def markdown(cells: list[NotebookNode]) -> str:
-    """The text of the Markdown cells among these cells."""
+    """Return the text of the Markdown cells among these cells."""
     return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
 
 
@@ -120,7 +120,7 @@ def the_address_is_written_once(root: Path) -> Iterator[str]:
     words = ["git", "grep", "-lF", url, "--", *elsewhere]
     found = subprocess.run(words, cwd=root, capture_output=True, text=True)
     for file in found.stdout.splitlines():
-        yield f"{file} names {url}, which only _config.yml may"
+        yield f"{file} names {url}, which only _config.yml may name"
     if found.returncode > 1:
         yield found.stderr
 
@@ -149,16 +149,16 @@ def chapters_have_the_skeleton(root: Path) -> Iterator[str]:
     for number, (name, cells, _, prose) in enumerate(chapters(root), start=1):
         titles, sections = headings(prose, 1), headings(prose, 2)
         if not re.fullmatch(rf"{number:02}_[a-z0-9_]+", name):
-            yield f"{name}: chapter {number} in the folder is named {number:02}_slug"
+            yield f"{name}: the file of chapter {number} must be {number:02}_slug"
         if not cells[0].source.startswith("# ") or len(titles) != 1:
-            yield f"{name}: a chapter starts with its one title"
+            yield f"{name}: a chapter must start with its title and have no other"
         elif re.match(r"(chapter\s*)?\d", titles[0], re.IGNORECASE):
-            yield f"{name}: the title has a number"
+            yield f"{name}: remove the number from the title"
         own = sections[len(FIRST) : -len(LAST)]
         if sections != FIRST + own + LAST:
-            yield f"{name}: the sections are {FIRST}, its own, {LAST}; found {sections}"
+            yield f"{name}: sections must be {FIRST}, its own, {LAST}; found {sections}"
         elif not 3 <= len(own) <= 6:
-            yield f"{name}: three to six sections of its own, found {len(own)}"
+            yield f"{name}: expected three to six own sections, found {len(own)}"
 
 
 def code_is_easy_to_read(root: Path) -> Iterator[str]:
@@ -166,13 +166,13 @@ def code_is_easy_to_read(root: Path) -> Iterator[str]:
         for cell in code:
             free = shared_names(cell) or "solution" in tags(cell)
             if code_lines(cell) > 25 and not free:
-                yield f"{name}: a cell of over 25 lines: {cell.source.splitlines()[0]}"
+                yield f"{name}: cell has over 25 lines: {cell.source.splitlines()[0]}"
         lesson = [cell for cell in code if is_lesson(cell)]
         trees = [untyped(syntax(cell.source)) for cell in lesson]
         nodes = sum(1 for tree in trees for _ in ast.walk(tree))
         density = nodes / max(1, sum(map(code_lines, lesson)))
         if density > DENSEST:
-            yield f"{name}: {density:.1f} AST nodes a line, over {DENSEST}"
+            yield f"{name}: {density:.1f} AST nodes per line, more than {DENSEST}"
 
 
 def lessons_have_types(root: Path) -> Iterator[str]:
@@ -184,17 +184,17 @@ def lessons_have_types(root: Path) -> Iterator[str]:
                 found = [a for a in ast.walk(node.args) if isinstance(a, ast.arg)]
                 bare = [a.arg for a in found if not a.annotation and a.arg != "self"]
                 if bare or not node.returns:
-                    yield f"{name}: give types to def {node.name}, as in {form}"
+                    yield f"{name}: add type hints to def {node.name}, as in {form}"
 
 
 def chapters_show_and_tell(root: Path) -> Iterator[str]:
     for name, _, code, prose in chapters(root):
         words = len(prose.split())
         if not 1500 <= words <= 3500:
-            yield f"{name}: 1,500 to 3,500 words, found {words}"
+            yield f"{name}: expected 1,500 to 3,500 words, found {words}"
         shown = [c for c in code if re.search(SHOWS_SOMETHING, c.source, re.MULTILINE)]
         if len(shown) < 10:
-            yield f"{name}: only {len(shown)} cells print or draw; show ten results"
+            yield f"{name}: only {len(shown)} cells print or draw; at least ten must"
         for label in CALLOUTS:
             if not re.search(rf"^(> )?\*\*{label}\.\*\*", prose, re.MULTILINE):
                 yield f"{name}: no paragraph starts with **{label}.**"
@@ -205,7 +205,7 @@ def predictions_are_left_to_the_reader(root: Path) -> Iterator[str]:
         for before, cell in pairwise(cells):
             check = re.search(CHECKS_SOMETHING, cell.source)
             if "**Predict.**" in before.source and check:
-                yield f"{name}: the cell after a Predict checks it: {check[0]!r}"
+                yield f"{name}: the cell after a Predict has a check: {check[0]!r}"
 
 
 def markdown_is_portable(root: Path) -> Iterator[str]:
@@ -215,31 +215,31 @@ def markdown_is_portable(root: Path) -> Iterator[str]:
         for what, pattern in NOT_PORTABLE.items():
             where = source if "role" in what else plain
             for found in re.finditer(pattern, where, re.MULTILINE):
-                yield f"{name}: {what}, {found[0]!r}, reads differently elsewhere"
+                yield f"{name}: {what}, {found[0]!r}, is not portable"
 
 
 def drawings_in_html_have_a_label(root: Path) -> Iterator[str]:
-    """The built site is checked for the alt texts of other figures."""
+    """Tests of the built site check the alt texts of other figures."""
     for name, _, code, _ in chapters(root):
         for cell in code:
             draws = re.search(r"^HTML\(", cell.source, re.MULTILINE)
             if draws and not re.search(r'aria-label="[^"]{20}', cell.source):
-                yield f"{name}: a drawing in HTML without an aria-label"
+                yield f"{name}: a drawing in HTML has no aria-label"
 
 
 def code_is_of_today(root: Path) -> Iterator[str]:
     for name, _, code, _ in chapters(root):
         for cell in code:
             for old, new in INSTEAD.items():
-                # A shared cell may name what an older release has, and is tested.
+                # Shared cells have tests and may use names of older releases.
                 if (found := re.search(old, cell.source)) and not shared_names(cell):
-                    yield f"{name}: instead of {found[0]!r}, {new}"
+                    yield f"{name}: {found[0]!r} is out of date; use {new}"
             if "raises-exception" in tags(cell):
-                yield f"{name}: raises-exception passes either way; use try/except/else"
+                yield f"{name}: raises-exception always passes; use try/except/else"
 
 
 def exercises(cells: list[NotebookNode]) -> dict[str, list[NotebookNode]]:
-    """The code cells under each heading "Exercise N: ..." of a chapter."""
+    """Return the code cells under each heading "Exercise N: ..." of a chapter."""
     found, title = {}, ""
     for cell in cells:
         if cell.cell_type == "markdown":
@@ -257,12 +257,12 @@ def functions(cell: NotebookNode) -> dict[str, ast.FunctionDef]:
 
 
 def parameters(function: ast.FunctionDef) -> str:
-    """What stands between the parentheses of a signature, without types."""
+    """Return the parameters of a signature without type hints."""
     return ast.unparse(untyped(function.args))
 
 
 def calls(cell: NotebookNode, name: str) -> list[list[str]]:
-    """The arguments, as text, of every call of a function with this name."""
+    """Return the arguments, as source text, of each call of the named function."""
     return [
         [ast.unparse(argument) for argument in node.args]
         for node in ast.walk(syntax(cell.source))
@@ -271,51 +271,51 @@ def calls(cell: NotebookNode, name: str) -> list[list[str]]:
 
 
 def is_stub(function: ast.FunctionDef) -> bool:
-    """Whether a body is a specification in a docstring, and NotImplementedError."""
+    """Return whether a body is a docstring and raises NotImplementedError."""
     rest = [ast.unparse(node) for node in function.body[1:]]
     return bool(ast.get_docstring(function)) and rest == ["raise NotImplementedError"]
 
 
 def exercise_faults(cells: list[NotebookNode]) -> Iterator[str]:
-    """What is wrong with the three cells of one exercise."""
+    """Yield what is wrong with the three cells of an exercise."""
     cells = [cell for cell in cells if tags(cell) in EXERCISE]
     if [tags(cell) for cell in cells] != EXERCISE:
-        yield f"three cells have the tags {EXERCISE}, in this order"
+        yield f"three cells must have the tags {EXERCISE}, in this order"
         return
     stub_cell, check_cell, solution_cell = cells
     for cell, title in (check_cell, "Check"), (solution_cell, "Solution"):
         if not cell.source.startswith(f"# @title {title}\n"):
-            yield f"the cell tagged {tags(cell)[0]} starts with # @title {title}"
+            yield f"the cell tagged {tags(cell)[0]} must start with # @title {title}"
     stubs = [stub for stub in functions(stub_cell).values() if is_stub(stub)]
     if len(stubs) != 1:
-        yield "one stub: a docstring, then raise NotImplementedError"
+        yield "expected one stub: a docstring, then raise NotImplementedError"
         return
     (stub,) = stubs
     if "def check(answer" not in check_cell.source:
-        yield "the check defines check(answer)"
+        yield "the check must define check(answer)"
     if use := re.search(r"\banswer\.\w+", check_cell.source):
-        yield f"the check uses {use[0]}, which the stub does not promise"
+        yield f"the check uses {use[0]}, which is not in the stub"
     if ast.unparse(syntax(check_cell.source).body[-1]) != f"judge(check, {stub.name})":
-        yield f"the check ends with judge(check, {stub.name})"
+        yield f"the check must end with judge(check, {stub.name})"
     defined = functions(solution_cell)
     if stub.name in defined:
         yield f"the solution overwrites the reader's {stub.name}"
     if "answer" not in defined or ["answer"] not in calls(solution_cell, "check"):
-        yield "the solution defines answer and calls check(answer)"
+        yield "the solution must define answer and call check(answer)"
     rejected = calls(solution_cell, "reject")
     wrong = [arguments[-1] for arguments in rejected if arguments[0] == "check"]
     if not wrong or not {*wrong} <= {*defined}:
-        yield "the solution defines a wrong answer and calls reject(check, it)"
+        yield "the solution must define a wrong answer and call reject(check, it)"
     for name in {"answer", *wrong} & {*defined}:
         if parameters(defined[name]) != parameters(stub):
-            yield f"{name} has another signature than {stub.name}"
+            yield f"the signature of {name} must be that of {stub.name}"
 
 
 def exercises_judge_the_reader(root: Path) -> Iterator[str]:
     for name, cells, _, _ in chapters(root):
         found = exercises(cells)
         if not 2 <= len(found) <= 4:
-            yield f"{name}: two to four exercises, found {len(found)}"
+            yield f"{name}: expected two to four exercises, found {len(found)}"
         for title, own in found.items():
             for fault in exercise_faults(own):
                 yield f"{name}, {title}: {fault}"

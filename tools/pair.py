@@ -1,7 +1,7 @@
-"""Bring all that is generated up to date: run by `nox -s pair`.
+"""Update all generated text from its sources: run by `nox -s pair`.
 
 Every cell tagged shared-NAME, in a chapter or in a page of book/, gets the text of
-book/cells/NAME.py, or of launch/NAME.py, or, as shared-MODULE-PART, that part of
+book/cells/NAME.py or of launch/NAME.py; if tagged shared-MODULE-PART, the part of
 MODULE.py which a line `# %% PART` begins; and every chapter gets its links.
 Then notebooks/X.ipynb is written from notebooks/X.md, and the lists of _toc.yml into
 book/index.md and README.md. A notebook with an edit of its own is not overwritten, and
@@ -29,7 +29,7 @@ CELL = re.compile(
     re.MULTILINE,
 )
 KEPT = ("accelerator", "colab", "kernelspec")
-FOLDED = {  # what JupyterLab folds away, as the site does, and Colab as a form
+FOLDED = {  # folded in JupyterLab, as on the site, and a form in Colab
     "hide-input": {"source_hidden": True},
     "hide-cell": {"source_hidden": True, "outputs_hidden": True},
 }
@@ -40,7 +40,7 @@ MINUTES = re.compile(r"\babout (\d+) minutes\b", re.IGNORECASE)
 
 
 def head_links(root: Path, slug: str) -> str:
-    """The line at the head of a chapter, made from repository.url in _config.yml."""
+    """Return the links at the head of a chapter, from repository.url in _config.yml."""
     repository = yaml.safe_load((root / "_config.yml").read_text())["repository"]
     url = f"{repository['url']}/blob/{repository['branch']}/notebooks/{slug}.ipynb"
     colab = url.replace("github.com", "colab.research.google.com/github")
@@ -49,11 +49,14 @@ def head_links(root: Path, slug: str) -> str:
 
 
 def shared_source(root: Path, name: str) -> str:
-    """The text of book/cells/NAME.py, of a program in launch, or of a part of these."""
+    """Return the text of book/cells/NAME.py or launch/NAME.py, or of a part of one.
+
+    Raise ValueError if there is no such file or part.
+    """
     cell, module = root / f"book/cells/{name}.py", root / f"launch/{name}.py"
     if cell.exists():
         return cell.read_text().strip()
-    if module.exists():  # its docstring's first line is its title for Colab
+    if module.exists():  # the first line of its docstring is the title in Colab
         _, docstring, program = module.read_text().split('"""', 2)
         title = docstring.partition("\n")[0].rstrip(".")
         return f"# @title {title}\n{program.strip()}"
@@ -62,22 +65,19 @@ def shared_source(root: Path, name: str) -> str:
     text = "".join(path.read_text() for path in sources if path.exists())
     parts = re.split(r"^# %% (\S+)$", text, flags=re.MULTILINE)
     if part not in parts[1::2]:
-        raise ValueError(
-            f"there is no source for shared-{name} in book/cells or launch"
-        )
+        raise ValueError(f"book/cells and launch have no source for shared-{name}")
     return parts[parts.index(part) + 1].strip()
 
 
 def shared_text(root: Path, names: list[str]) -> str:
-    """The text of a cell with these names, one after the other, of which only the first
-    keeps its title for Colab."""
+    """Return the joined texts of named cells; only the first keeps its Colab title."""
     parts = [shared_source(root, name) for name in names]
     rest = [part.replace("# @title ", "# ", 1) for part in parts[1:]]
     return "\n\n\n".join([*parts[:1], *rest])
 
 
 def fill(root: Path, source: str) -> str:
-    """A source whose shared cells have the text of their files in book/cells."""
+    """Return a page's source with the current text in its shared cells."""
 
     def filled(cell: re.Match) -> str:
         tags = re.search(r"^:?tags: (.*)$", cell["head"], re.MULTILINE)
@@ -91,7 +91,7 @@ def fill(root: Path, source: str) -> str:
 
 
 def cell_ids(cells: list[NotebookNode]) -> list[str]:
-    """An id for each cell that follows from its text, and from nothing else."""
+    """Return an id for each cell, which depends only on the texts of the cells."""
     texts = [f"{cell.cell_type}\n{cell.source}" for cell in cells]
     texts = [f"{text}\n{texts[:i].count(text)}" for i, text in enumerate(texts)]
     return [hashlib.sha256(text.encode()).hexdigest()[:12] for text in texts]
@@ -99,7 +99,7 @@ def cell_ids(cells: list[NotebookNode]) -> list[str]:
 
 @cache
 def twin(source: str) -> NotebookNode:
-    """The notebook that a chapter's source stands for, without outputs."""
+    """Return the notebook of a chapter's source, without outputs."""
     read = jupytext.reads(source, "md:myst")
     metadata = {key: read.metadata[key] for key in KEPT if key in read.metadata}
     metadata["language_info"] = {"name": "python"}
@@ -113,8 +113,8 @@ def twin(source: str) -> NotebookNode:
 
 
 def hand_edits(path: Path, source: NotebookNode) -> list[int]:
-    """Numbers of a notebook's cells, from 1, whose text is its own: neither generated
-    by `twin` nor found in the source."""
+    """Return the numbers, from 1, of cells that were edited in the notebook: neither
+    generated by `twin` nor found in the source."""
     cells = nbformat.read(path, as_version=4).cells if path.exists() else []
     known = {cell.source for cell in source.cells}
     return [
@@ -163,7 +163,7 @@ def with_list(text: str, name: str, content: str) -> str:
 
 
 def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
-    """The texts of the files that are out of date, and what stands in the way."""
+    """Return the new texts of files that are out of date, and a list of problems."""
     texts, problems = {}, []
     for path in sorted(root.glob("notebooks/*.ipynb")):
         if not path.with_suffix(".md").exists():
@@ -178,8 +178,8 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
                 continue
             if edits := hand_edits(notebook, twin(text)):
                 problems.append(
-                    f"{notebook.name} was edited by hand in cells {edits}: put that"
-                    f" into {path.name}, delete {notebook.name}, run this again"
+                    f"{notebook.name} was edited by hand in cells {edits}: copy the"
+                    f" edits to {path.name}, delete {notebook.name}, run this again"
                 )
                 continue
             texts[notebook] = nbformat.writes(twin(text)) + "\n"
@@ -198,7 +198,7 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
 
 
 def pair(root: Path = ROOT) -> list[str]:
-    """Bring every file up to date; return what stood in the way."""
+    """Update every file that is out of date; return a list of problems."""
     texts, problems = plan(root)
     for path, text in texts.items():
         path.write_text(text)
