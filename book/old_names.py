@@ -1,7 +1,7 @@
-"""Names that JAX no longer has, or warns of, beside today's: the rows of old_names.md.
+"""List names that JAX removed or deprecated, and their replacements, for old_names.md.
 
-As a program it prints, as JSON, what becomes of each old line on the JAX that it finds;
-`nox -s lab -- since` runs it so, on the releases of JAX between which a line changed.
+Run as a program, it prints as JSON whether each old line fails, warns or runs on the
+installed JAX; `nox -s lab -- since` does so on the releases between which it changed.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 
 @functools.cache
 def names() -> dict[str, object]:
-    """What a line may use: JAX, Flax where it is installed, two meshes and an array."""
+    """Return the names that lines use: JAX, Flax if installed, two meshes, an array."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -26,7 +26,7 @@ def names() -> dict[str, object]:
     grid = Mesh(devices.reshape(2, 4), ("x", "y"))
     split, copied = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     x = jnp.arange(8.0)
-    folder = None  # of a cache of compiled programs: none is kept here
+    folder = None  # no compilation cache here
 
     def f(v: jax.Array) -> jax.Array:
         """Double an array of any shape."""
@@ -40,21 +40,21 @@ def names() -> dict[str, object]:
         import flax.linen  # noqa: F401
         from flax import nnx  # noqa: F401
     except ImportError:
-        pass  # an old JAX is tried without Flax
+        pass  # old releases of JAX run without Flax
     return {"np": np} | locals()
 
 
 class Row(NamedTuple):
-    old: str  # a line, tried
-    fate: str  # what becomes of it today: it fails, warns or runs
-    until: str  # the last release that was otherwise, or "" where that is not tested
-    since: str  # the first release that is as today, or a source, or a reason
-    today: str  # the line that takes its place, run; its last expression is its value
-    gives: object  # that value
+    old: str  # a line, which is run
+    fate: str  # its outcome today: "fails", "warns" or "runs"
+    until: str  # last release with another outcome, or "" if not tested
+    since: str  # first release with today's outcome, or a source, or a reason
+    today: str  # the replacement, which is run
+    gives: object  # the value of its last expression
 
 
 def complaint(line: str) -> Exception | Warning | None:
-    """Run a line; the error that it raises, or its first warning."""
+    """Run a line; return its error or its first warning, if any."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -65,7 +65,7 @@ def complaint(line: str) -> Exception | Warning | None:
 
 
 def attempt(line: str) -> str:
-    """Run a line and say whether it fails, warns or runs."""
+    """Run a line; return "fails", "warns" or "runs"."""
     said = complaint(line)
     if said is None:
         return "runs"
@@ -73,7 +73,7 @@ def attempt(line: str) -> str:
 
 
 def value(line: str) -> object:
-    """Run a line, any warning an error; the value of its last expression."""
+    """Run a line, with warnings as errors; return the value of its last expression."""
     setup, _, expression = line.rpartition("; ")
     scope = dict(names())
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Shared by the tests of the explorer and the calculator: form, script and chapters."""
+"""Helpers for tests of the explorer and the calculator: form, script, chapters."""
 
 import __future__
 
@@ -19,7 +19,7 @@ FIELDS = """form => Object.fromEntries(
 
 
 def state(page: Page) -> dict[str, str]:
-    """Return the values of the fields."""
+    """Return the value of each field by name."""
     return page.locator("#explorer form").evaluate(FIELDS)
 
 
@@ -34,23 +34,23 @@ def type_in(page: Page, **values: object) -> None:
 
 
 def table(page: Page, body: str = "tbody") -> list[list[str]]:
-    """Return the texts of the rows of a table."""
+    """Return the texts of the cells of a table, row by row."""
     rows = page.locator(f"#explorer {body} tr").all()
     return [row.locator("th, td").all_inner_texts() for row in rows]
 
 
 def answer(page: Page) -> Locator:
-    """Return the paragraph with the answer."""
+    """Return the locator of the paragraph with the answer."""
     return page.locator("#explorer .answer")
 
 
 def source(page: str) -> str:
-    """Return the source of a page of the book."""
+    """Return the source of a page in book/."""
     return (ROOT / f"book/{page}.md").read_text()
 
 
 def linked(page: str) -> dict[str, dict[str, str]]:
-    """Map the text of each link to a state of the page to the fields that it sets."""
+    """Return the fields that each link to a state of the page sets, by its text."""
     found = re.findall(r'href="\?([^"#]*)#explorer">(.*?)</a>', source(page))
     assert len({text for _, text in found}) == len(found)
     return {text: dict(parse_qsl(unescape(query))) for query, text in found}
@@ -62,45 +62,48 @@ def cell(page: str, tag: str) -> str:
     return re.search(header + "(.*?)\n```\n", source(page), re.DOTALL)[1]
 
 
-def asked(browser: Browser, script: str, question: str, given: object = None) -> object:
-    """Return what a page's script answers, without the page."""
+def evaluate(
+    browser: Browser, script: str, expression: str, argument: object = None
+) -> object:
+    """Evaluate JavaScript in an empty page with form.js and the script of a page."""
     with browser.new_context() as context:
         page = context.new_page()
         for name in ("form.js", script):
             page.add_script_tag(path=ROOT / "book/_static" / name)
-        return page.evaluate(question, given)
+        return page.evaluate(expression, argument)
 
 
 def counted(browser: Browser, script: str, count: str, cases: list[dict]) -> list:
-    """Return what the body of a function of `texts` returns for each case, or the field
-    and the message of the error that rejects it."""
-    question = f"""cases => cases.map(texts => {{
+    """Evaluate `count`, the body of a function of `texts`, for each case; return its
+    result, or [field, message] of the error that rejects the case."""
+    function = f"""cases => cases.map(texts => {{
       try {{ {count} }} catch (error) {{
         if (error.field) return [error.field, error.message]; else throw error;
       }}
     }})"""
     texts = [{name: str(value) for name, value in case.items()} for case in cases]
-    return asked(browser, script, question, texts)
+    return evaluate(browser, script, function, texts)
 
 
 def check_rejected(
     browser: Browser, script: str, count: str, first: dict, rejected: list[tuple]
 ) -> None:
-    """Check that each change of the first case is rejected, for a field, in words."""
+    """Check that each (changes of the first case, field, part of the message) in
+    `rejected` is rejected with an error for the field and that message."""
     cases = [first | changes for changes, _, _ in rejected]
-    for (changes, field, words), found in zip(
+    for (changes, field, message), found in zip(
         rejected, counted(browser, script, count, cases)
     ):
-        assert found[0] == field and words in found[1], (changes, found)
+        assert found[0] == field and message in found[1], (changes, found)
 
 
-def defined(chapter: str, names: str, **given) -> ModuleType:
-    """Return a module of what a chapter defines first under these names, besides what
-    is given; no more of the chapter runs."""
+def defined(chapter: str, names: str, **others) -> ModuleType:
+    """Return a module with the first definition of each name in a chapter and with
+    `others`; nothing else of the chapter runs."""
     cells = nbformat.read(ROOT / f"notebooks/{chapter}.ipynb", 4).cells
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     module = ModuleType("chapter")
-    vars(module).update(given)
+    vars(module).update(others)
     for node in ast.parse(code).body:
         target = node.targets[0] if isinstance(node, ast.Assign) else node
         name = getattr(target, "name", getattr(target, "id", None))

@@ -1,4 +1,4 @@
-"""The built site in Chromium, and in Firefox what readers do most: `nox -s site`."""
+"""Test the built site in Chromium, and its main functions in Firefox: `nox -s site`."""
 
 import io
 import re
@@ -50,7 +50,7 @@ SHIFTS = """window.moved = 0;
 new PerformanceObserver(list => list.getEntries().forEach(
   shift => { window.moved += shift.value }
 )).observe({type: 'layout-shift', buffered: true})"""
-STAND_INS = """performance.getEntriesByType('paint').length &&
+FALLBACKS = """performance.getEntriesByType('paint').length &&
 [...document.fonts].filter(face => face.family.includes('for '))
   .every(face => face.status == 'loaded')"""
 
@@ -64,23 +64,23 @@ in_both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=T
 
 
 def too_heavy(page: Page) -> Iterator[str]:
-    """Compare the bytes of a page with the limits that book/status.md names."""
+    """Yield messages if a page has more bytes than the limits in book/status.md."""
     page.wait_for_function(FONTS_ARE_LOADED)
     sizes = dict(page.evaluate(SIZES))
     shared = sum(size for name, size in sizes.items() if "/_static/" in name)
     own = sum(sizes.values()) - shared
-    for what, size, most in [("shared", shared, SHARED), ("own", own, OWN)]:
-        if not 1 < size / 1000 <= most:
-            yield f"{size} bytes of {what} files, at most {most} kB: {sizes}"
+    for kind, size, limit in [("shared", shared, SHARED), ("own", own, OWN)]:
+        if not 1 < size / 1000 <= limit:
+            yield f"{size} bytes of {kind} files, limit {limit} kB: {sizes}"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_is_sound(quiet_page, wrong_with, name):
-    """No error, other host, excess weight, sideways scrolling or violation of axe."""
+def test_page_is_sound(quiet_page, find_problems, name):
+    """No error, other host, excess bytes, horizontal scrolling or violation of axe."""
     page = quiet_page(name, reduced_motion="reduce")
     page.locator("article details").evaluate_all(OPEN)
-    wrong = [*too_heavy(page), *wrong_with(page, axe_on_phone=name in UNUSUAL)]
-    assert not wrong, "\n".join(wrong)
+    problems = [*too_heavy(page), *find_problems(page, axe_on_phone=name in UNUSUAL)]
+    assert not problems, "\n".join(problems)
 
 
 @in_firefox
@@ -99,13 +99,13 @@ def test_page_reads_without_scripts(quiet_page, name):
     parts = page.locator(f"article :is({kinds}):not(#explorer *)")
     assert parts.count() > 10
     assert parts.evaluate_all(HIDDEN) == []
-    needs = page.get_by_text("needs JavaScript, which is off here")
-    assert needs.is_visible() if name in TOOLS else not needs.count()
+    notice = page.get_by_text("needs JavaScript, which is off here")
+    assert notice.is_visible() if name in TOOLS else not notice.count()
 
 
 @pytest.mark.parametrize("name", [SHARDINGS, ERRORS])
 def test_a_full_line_of_code_fits(quiet_page, name):
-    """88 columns fit between both sidebars, also in outputs and exercises."""
+    """88 columns fit between the sidebars, also in outputs and exercises."""
     page = quiet_page(name)
     page.wait_for_function(FONTS_ARE_LOADED)
     columns = page.locator("article .cell pre").evaluate_all(COLUMNS)
@@ -122,15 +122,15 @@ def test_messages_wrap_on_a_phone(quiet_page):
 
 @pytest.mark.parametrize("size", [WINDOW, PHONE], ids=["window", "phone"])
 @pytest.mark.parametrize("name", [INDEX, COLLECTIVES, ERRORS])
-def test_nothing_moves_when_the_fonts_arrive(browser, site, name, size):
+def test_layout_does_not_shift_when_fonts_load(browser, site, name, size):
     with browser.new_page(viewport=size) as page:
-        held = []
-        page.route("**/*.woff2", lambda route: held.append(route))
+        fonts = []
+        page.route("**/*.woff2", lambda route: fonts.append(route))
         page.add_init_script(SHIFTS)
         page.goto(site + name, wait_until="domcontentloaded")
-        page.wait_for_function(STAND_INS)
-        page.wait_for_timeout(500)  # the stand-ins are drawn
-        for route in held:
+        page.wait_for_function(FALLBACKS)
+        page.wait_for_timeout(500)  # to paint with the fallback fonts
+        for route in fonts:
             route.continue_()
         page.wait_for_function(FONTS_ARE_LOADED)
         page.wait_for_timeout(500)
@@ -147,7 +147,7 @@ def test_landing_page_begins_with_its_figure_and_buttons(quiet_page, width, heig
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_first_paint_is_light_or_dark_already(browser, site, scheme):
+def test_first_paint_has_the_preferred_theme(browser, site, scheme):
     with browser.new_page(color_scheme=scheme) as page:
         page.route("**/*.js*", lambda route: route.abort())  # the theme's script
         page.goto(site + INDEX)
@@ -155,7 +155,7 @@ def test_first_paint_is_light_or_dark_already(browser, site, scheme):
 
 
 @in_both
-def test_dark_can_be_chosen_and_is_kept(quiet_page):
+def test_choice_of_dark_theme_is_stored(quiet_page):
     page = quiet_page(INDEX)
     html = page.locator("html")
     while html.get_attribute("data-mode") != "dark":
@@ -229,7 +229,7 @@ def test_next_follows_the_chosen_path_and_what_was_read_has_a_mark(quiet_page):
     expect(page.locator(".bd-sidebar-primary a.read")).to_have_count(1)
 
 
-def test_copy_button_copies_the_code_alone(quiet_page):
+def test_copy_button_copies_only_the_code(quiet_page):
     page = quiet_page("notebooks/04_pmap.html", permissions=["clipboard-read"])
     assert page.locator(".cell_output .copybtn").count() == 0
     cell = page.locator(".cell:not(:has(details)) .cell_input").nth(3)
@@ -238,15 +238,15 @@ def test_copy_button_copies_the_code_alone(quiet_page):
     assert copied.strip() == cell.locator("pre").inner_text().strip()
 
 
-def test_missing_page_helps(browser, site):
+def test_missing_page_links_to_the_first_page(browser, site):
     with browser.new_page() as page:
         assert page.goto(site + "no/such/page.html").status == 404
-        assert "no page" in page.inner_text("article h1")
+        assert page.inner_text("article h1").startswith("Page not found")
         page.click("article a")
         expect(page).to_have_title(re.compile("^Parallel JAX"))
 
 
-def test_print_opens_solutions_and_drops_navigation(quiet_page):
+def test_print_has_solutions_and_no_navigation(quiet_page):
     page = quiet_page(COLLECTIVES)
     sheets = PdfReader(io.BytesIO(page.pdf())).pages
     printed = "".join("".join(sheet.extract_text() for sheet in sheets).split())
@@ -258,7 +258,7 @@ def test_print_opens_solutions_and_drops_navigation(quiet_page):
         assert "".join(link.text_content().split()) not in printed
 
 
-def test_the_book_on_two_pages_has_two_and_programs_of_twelve_lines(quiet_page):
+def test_cheatsheet_has_two_pages_and_programs_of_twelve_lines(quiet_page):
     page = quiet_page("book/cheatsheet.html")
     assert len(PdfReader(io.BytesIO(page.pdf(format="A4"))).pages) == 2
     programs = page.locator(".cell:not(:has(details)) .cell_input pre")
@@ -267,7 +267,7 @@ def test_the_book_on_two_pages_has_two_and_programs_of_twelve_lines(quiet_page):
 
 
 @pytest.mark.parametrize("name, drawing", MOVING)
-def test_motion_stops_for_those_who_ask(quiet_page, name, drawing):
+def test_animations_respect_reduced_motion(quiet_page, name, drawing):
     moving = "document.getAnimations().filter(a => a.playState == 'running').length"
     for motion in ("no-preference", "reduce"):
         page = quiet_page(name, reduced_motion=motion)
@@ -275,7 +275,7 @@ def test_motion_stops_for_those_who_ask(quiet_page, name, drawing):
         assert (page.evaluate(moving) > 0) == (motion != "reduce")
 
 
-def test_pages_print_into_one_file(browser, site):
+def test_pages_are_printed_into_one_pdf(browser, site):
     import pdf
 
     pages = [("", "book/index"), ("Start", "book/running"), ("Start", "book/glossary")]

@@ -1,4 +1,4 @@
-"""The sharding explorer agrees with JAX, and its page works."""
+"""Test that the sharding explorer agrees with JAX and that its page works."""
 
 import random
 import re
@@ -18,25 +18,25 @@ jax.config.update("jax_num_cpu_devices", 8)
 COUNT = """
   const parsed = Sharding.parse(texts);
   const { block, copies, devices } = Sharding.layout(...parsed);
-  const holds = devices.map(({ place, index }) => [place, index]);
-  return { block, holds, copies: block.includes(0) ? null : copies };"""
+  const blocks = devices.map(({ place, index }) => [place, index]);
+  return { block, blocks, copies: block.includes(0) ? null : copies };"""
 NAMES = ["x", "y", "data", "model", "a_1"]
 
 
 def answers(browser: Browser, cases: list[tuple[str, str, str]]) -> list[dict | list]:
-    """Return what the script answers to shapes, meshes and specs, or its errors."""
+    """Return the script's result for each (shape, mesh, spec), or [field, message]."""
     texts = [dict(zip(("shape", "mesh", "spec"), case)) for case in cases]
     return counted(browser, "explorer.js", COUNT, texts)
 
 
 def as_text(shape: tuple, axes: dict[str, int], spec: tuple) -> tuple[str, str, str]:
-    """Return a case as it is typed into the three fields."""
+    """Return the texts of the three fields for a case."""
     mesh = ", ".join(f"{name}={size}" for name, size in axes.items())
     return str(shape), mesh, f"P({', '.join(map(repr, spec))})"
 
 
 def random_case(rng: random.Random) -> tuple[tuple, dict[str, int], tuple]:
-    """Return shape, mesh axes and spec, about half of them legal."""
+    """Return shape, mesh axes and spec of a random case; about half are valid."""
     sizes = [(8,), (2, 4), (4, 2), (2, 2, 2), (2, 3), (1, 7), (2, 1, 4), (1,)]
     sizes = rng.choice(sizes)
     names = rng.sample(NAMES, len(sizes))
@@ -44,7 +44,7 @@ def random_case(rng: random.Random) -> tuple[tuple, dict[str, int], tuple]:
     shape = tuple(shape[: rng.randint(1, 4)])
     length = len(shape) if rng.random() < 0.7 else rng.randint(0, len(shape) + 1)
     spec = [[] for _ in range(length)]
-    for name in rng.sample(names, len(names)) + ["nowhere"] * (rng.random() < 0.1):
+    for name in rng.sample(names, len(names)) + ["unknown"] * (rng.random() < 0.1):
         for _ in range(rng.choices([0, 1, 2], [5, 12, 1])[0] if spec else 0):
             rng.choice(spec).append(name)
     short = {0: rng.choice([None, ()]), 1: None}
@@ -55,8 +55,8 @@ def random_case(rng: random.Random) -> tuple[tuple, dict[str, int], tuple]:
     return shape, dict(zip(names, sizes)), tuple(entries)
 
 
-def ask_jax(shape: tuple, axes: dict[str, int], spec: tuple) -> dict | str:
-    """Return what JAX places where, or the name of the function that raises."""
+def result_of_jax(shape: tuple, axes: dict[str, int], spec: tuple) -> dict | str:
+    """Return the result of JAX for a case, or the name of the function that raises."""
     auto = (AxisType.Auto,) * len(axes)
     mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto)
     try:
@@ -67,33 +67,33 @@ def ask_jax(shape: tuple, axes: dict[str, int], spec: tuple) -> dict | str:
         jax.device_put(np.zeros(shape, np.int8), sharding)
     except Exception:
         return "device_put"
-    cuts = sharding.devices_indices_map(shape)
-    index = {
-        device: [[*cut.indices(size)[:2]] for cut, size in zip(cuts[device], shape)]
-        for device in cuts
+    bounds = {
+        device: [[*part.indices(size)[:2]] for part, size in zip(index, shape)]
+        for device, index in sharding.devices_indices_map(shape).items()
     }
-    different = len({str(held) for held in index.values()})
+    different = len({str(block) for block in bounds.values()})
     return {
         "block": [*sharding.shard_shape(shape)],
-        "holds": [
-            [[*at], index[device]] for at, device in np.ndenumerate(mesh.devices)
+        "blocks": [
+            [[*place], bounds[device]] for place, device in np.ndenumerate(mesh.devices)
         ],
         "copies": mesh.size // different if prod(shape) else None,
     }
 
 
-def test_answers_are_those_of_jax(browser):
+def test_results_equal_those_of_jax(browser):
     rng = random.Random(0)
     cases = [random_case(rng) for _ in range(500)]
     errors, ranks = Counter(), Counter()
-    for case, said in zip(cases, answers(browser, [as_text(*case) for case in cases])):
-        jax_says = ask_jax(*case)
-        if isinstance(jax_says, str):
-            assert isinstance(said, list) and f" in {jax_says}" in said[1], (case, said)
-            words = re.sub(r"Dimension \d", "A dimension", said[1])
-            errors[words[:15], jax_says] += 1
+    results = answers(browser, [as_text(*case) for case in cases])
+    for case, found in zip(cases, results):
+        expected = result_of_jax(*case)
+        if isinstance(expected, str):
+            assert isinstance(found, list) and f" in {expected}" in found[1], case
+            message = re.sub(r"Dimension \d", "A dimension", found[1])
+            errors[message[:15], expected] += 1
         else:
-            assert said == jax_says, case
+            assert found == expected, case
             ranks[len(case[0])] += 1
     assert min(ranks[rank] for rank in (1, 2, 3, 4)) >= 30, ranks
     assert len(errors) == 4 and min(errors.values()) >= 10, errors
@@ -101,7 +101,7 @@ def test_answers_are_those_of_jax(browser):
 
 PRINTED = """NamedSharding(mesh=Mesh('x': 2, 'y': 4, axis_types=(Auto, Auto)),
 spec=P('x', 'y'), memory_kind=device)"""
-SPELLINGS = [
+NOTATIONS = [
     ("(8, 16)", "{'x': 2, 'y': 4}", "P('x', ('y',))"),
     ("[8,16]", "(x=2, y=4)", 'jax.sharding.PartitionSpec("x", "y")'),
     (" 8, 16, ", "x: 2, y: 4,", "('x', 'y',)"),
@@ -111,12 +111,12 @@ SPELLINGS = [
 ]
 
 
-def test_spellings_of_one_case(browser):
+def test_notations_of_one_case(browser):
     plain = as_text((8, 16), {"x": 2, "y": 4}, ("x", "y"))
-    meant, *said = answers(browser, [plain, *SPELLINGS])
-    assert meant["block"] == [4, 4]
-    for spelling, understood in zip(SPELLINGS, said):
-        assert understood == meant, spelling
+    expected, *results = answers(browser, [plain, *NOTATIONS])
+    assert expected["block"] == [4, 4]
+    for notation, found in zip(NOTATIONS, results):
+        assert found == expected, notation
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def explorer(quiet_page) -> Page:
     return quiet_page("book/explorer.html")
 
 
-def test_table_sentence_and_code_follow_what_is_typed(explorer):
+def test_table_sentence_and_code_follow_the_fields(explorer):
     type_in(explorer, shape="16, 6", mesh="data=2, model=4", spec="P('data', None)")
     explorer.get_by_label("Element type").select_option("bfloat16")
     scope = {}
@@ -143,8 +143,8 @@ def test_table_sentence_and_code_follow_what_is_typed(explorer):
         assert shape == str(x.addressable_shards[0].data.shape)
     array = np.arange(x.size).reshape(x.shape)
     for shard, row in zip(x.addressable_shards, rows):
-        held = eval(f"array{row[2]}", {"array": array})
-        np.testing.assert_array_equal(held, array[shard.index])
+        block = eval(f"array{row[2]}", {"array": array})
+        np.testing.assert_array_equal(block, array[shard.index])
 
     shards = [shard.data.nbytes for shard in x.addressable_shards]
     assert sum(shards) == 4 * x.nbytes
@@ -174,7 +174,7 @@ REJECTED = [
     ({"shape": "8, many"}, "shape", 'Cannot read "many" as a size'),
     ({"shape": "8,, 8"}, "shape", 'Cannot read "" as a size'),
     ({"shape": "4,096"}, "shape", "Enter 4096 or 4_096."),
-    ({"spec": 'P(P.UNCONSTRAINED, "y")'}, "spec", "to the compiler, in with_sharding"),
+    ({"spec": 'P(P.UNCONSTRAINED, "y")'}, "spec", "partitioner, in with_sharding"),
     ({"spec": 'P("x", unreduced={"y"})'}, "spec", "Leave out unreduced="),
     ({"shape": f"8, {8**20}"}, "shape", "more elements"),
     ({"mesh": "x=2, y"}, "mesh", 'Cannot read "y"'),
@@ -202,14 +202,14 @@ def test_table_and_drawing_mark_one_device(explorer):
     explorer.locator(".array [data-device='5']").hover()
     assert {e.get_attribute("data-device") for e in on.all()} == {"5"}
     assert on.count() == 3  # in the mesh, in the array and in the table
-    held = explorer.locator("#explorer .held")
-    expect(held).to_have_text(
+    sentence = explorer.locator("#explorer .held")
+    expect(sentence).to_have_text(
         "Device 5 at x=1, y=1 has [4:8, :]. Copies on 4, 6 and 7."
     )
     explorer.locator("#explorer tbody tr").first.focus()
     explorer.keyboard.press("ArrowDown")
     expect(explorer.locator("#explorer tbody tr:focus th")).to_have_text("1")
-    expect(held).to_contain_text("Device 1 at x=0, y=1")
+    expect(sentence).to_contain_text("Device 1 at x=0, y=1")
     assert {e.get_attribute("data-device") for e in on.all()} == {"1"}
 
 

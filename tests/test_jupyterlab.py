@@ -1,4 +1,4 @@
-"""Two chapters as a reader works through them in JupyterLab: run by `nox -s site`."""
+"""Work through two chapters in JupyterLab as a reader does: `nox -s site`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from pair import FOLDED, ROOT
 from playwright.sync_api import Page, expect
 
 CHAPTERS = ["06_data_parallel_regression", "09_shardings"]
-SETTINGS = {  # all cells are in the page, and no dialog covers it
+SETTINGS = {  # render all cells, and show no dialog
     "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false"},
 }
@@ -40,7 +40,7 @@ WIDTHS = "figures => figures.map(figure => figure.getBoundingClientRect().width)
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """A copy of the book that a JupyterLab serves, its address and its token."""
+    """Serve a copy of the book in JupyterLab; yield its folder, address and token."""
     home, copy = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("book")
     for folder in ("notebooks", "book"):
         shutil.copytree(ROOT / folder, copy / folder)
@@ -62,7 +62,7 @@ def lab(tmp_path_factory):
 
 
 def run_all(browser, lab, name: str) -> tuple[Page, list]:
-    """Open a notebook and run all its cells; return its page and its written cells."""
+    """Open a notebook and run all cells; return its page and the cells of its file."""
     copy, address, token = lab
     written = nbformat.read(copy / name, as_version=4).cells
     page = browser.new_page(viewport={"width": 1280, "height": 900})
@@ -79,17 +79,17 @@ def run_all(browser, lab, name: str) -> tuple[Page, list]:
 
 
 def solve_an_exercise(page: Page, written: list) -> None:
-    """Type the printed solution into the first exercise, and read the verdicts."""
+    """Type the solution into the first exercise, and check both verdicts."""
     tags = [cell.metadata.get("tags", []) for cell in written]
-    place = next(place for place, found in enumerate(tags) if "exercise" in found)
-    stub, check = (page.locator(".jp-Notebook .jp-Cell").nth(place + i) for i in (0, 1))
-    [name] = re.findall(r"^def (\w+)\(", written[place].source, re.MULTILINE)
-    answer = written[place + 2].source.partition("\ncheck(")[0]
+    index = next(index for index, found in enumerate(tags) if "exercise" in found)
+    stub, check = (page.locator(".jp-Notebook .jp-Cell").nth(index + i) for i in (0, 1))
+    [name] = re.findall(r"^def (\w+)\(", written[index].source, re.MULTILINE)
+    answer = written[index + 2].source.partition("\ncheck(")[0]
     expect(check.locator(OUTPUT)).to_contain_text("Open. Write your answer")
     stub.locator(".cm-content").click()
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(f"{answer}\n{name} = answer")
-    page.keyboard.press("Shift+Enter")  # runs it, and selects the check
+    page.keyboard.press("Shift+Enter")  # runs the cell and selects the check
     page.keyboard.press("Shift+Enter")
     expect(check.locator(OUTPUT)).to_contain_text("Right.")
 
@@ -124,7 +124,7 @@ def test_chapter_in_jupyterlab(lab, browser, site, name):
     expect(page.get_by_role("tab", name=linked)).to_be_visible()
 
 
-def test_without_jax_the_setup_alone_fails_and_says_what_to_do(lab, browser):
+def test_without_jax_only_setup_fails_and_prints_what_to_install(lab, browser):
     folder = lab[0] / "without_jax"  # the kernels of other folders have imported JAX
     folder.mkdir()
     (folder / "jax.py").write_text('raise ModuleNotFoundError("No module named jax")\n')
@@ -132,6 +132,6 @@ def test_without_jax_the_setup_alone_fails_and_says_what_to_do(lab, browser):
     page, _ = run_all(browser, lab, f"without_jax/{CHAPTERS[1]}.ipynb")
     failed = page.locator(OUTPUT).filter(has_text="Traceback (most recent")
     expect(failed.first).to_be_visible(timeout=60_000)
-    page.wait_for_timeout(5000)  # in which others would fail
+    page.wait_for_timeout(5000)  # in which other cells would fail
     expect(failed).to_have_count(1)
     expect(failed).to_contain_text("pip install -U jax flax optax")

@@ -1,4 +1,4 @@
-"""The search finds the right page for words and pasted errors, and shows it to all."""
+"""Test that the search finds the right page for words and pasted errors."""
 
 import json
 import re
@@ -12,20 +12,9 @@ from record import read
 from search import ranks, search
 
 LIBRARY = ROOT / "tests/node_modules/minisearch"
-LEAST = {"asked": (0.87, 0.97), "held out": (0.92, 1), "questions": (0.78, 0.95)}
+MIN_SHARES = {"asked": (0.87, 0.97), "held out": (0.92, 1), "questions": (0.78, 0.95)}
 TOPICS = json.loads((ROOT / "tests/topics.json").read_text())
-TERMS = {  # of the field, each with the chapter that is about it
-    "pmap": "04_pmap",
-    "collectives": "05_collectives",
-    "explicit sharding": "11_explicit_sharding",
-    "logical axes": "14_logical_axes",
-    "FSDP": "16_fsdp",
-    "pipeline parallelism": "18_pipelines",
-    "MoE": "19_experts",
-    "mixture of experts": "19_experts",
-    "KV cache": "30_generate",
-}
-UNKNOWN = {  # what the status says of words that the book does not have
+UNKNOWN = {  # status message for words that do not occur in the book
     "pizza recipe": "nothing with “pizza”",
     "train a GAN": "nothing with “GAN”",
     "pandas merge dataframes": "nothing with “dataframes”",
@@ -46,7 +35,7 @@ FRAMES = (
     '  File "/opt/venv/lib/python3.12/site-packages/jax/_src/pjit.py", line 647, in f\n'
     "{}"
 )
-NOISE = [  # does not change what is found
+NOISE = [  # text around a message that must not change the results
     FRAMES,
     "{} (/home/me/checkpoints/restore_mesh) checkpoints/restore.py",
     "{}, line 42, in restore_mesh in <cell line: 0>() at 0x7f3a5c0d1e40",
@@ -66,13 +55,13 @@ NOISE = [  # does not change what is found
 
 
 @pytest.fixture
-def ask(browser, site):
+def search_for(browser, site):
     return lambda queries: search(browser, site, list(queries))
 
 
 @pytest.fixture
 def typed(quiet_page):
-    """Return a function that types a query and returns the page with its results."""
+    """Return a function that types a query and returns the page with results."""
 
     def type_query(query):
         page = quiet_page("search.html")
@@ -84,8 +73,8 @@ def typed(quiet_page):
 
 
 @pytest.mark.browser
-def test_the_library_is_the_published_one():
-    """The site is built without npm, so book/_static has a copy of the package."""
+def test_minisearch_equals_the_published_package():
+    """book/_static has a copy, because the site is built without npm."""
     version = json.loads((LIBRARY / "package.json").read_text())["version"]
     licence = (LIBRARY / "LICENSE.txt").read_text()
     code = (LIBRARY / "dist/es/index.js").read_text()
@@ -94,26 +83,26 @@ def test_the_library_is_the_published_one():
     assert copied == f"{head}\n\n{licence}*/\n{code}"
 
 
-@pytest.mark.parametrize("part", LEAST)
+@pytest.mark.parametrize("part", MIN_SHARES)
 def test_most_queries_find_their_page(browser, site, part):
     """A page that was first or second when recorded is still among the first three."""
     found, recorded = ranks(browser, site, part), read("search")[part]["found"]
-    first_two, ten = LEAST[part]
-    whole = [of_whole for of_whole, _ in found.values()]
-    assert mean(1 <= rank <= 2 for rank in whole) >= first_two
-    assert mean(1 <= rank <= 10 for rank in whole) >= ten
+    first_two, ten = MIN_SHARES[part]
+    of_full_text = [rank for rank, _ in found.values()]
+    assert mean(1 <= rank <= 2 for rank in of_full_text) >= first_two
+    assert mean(1 <= rank <= 10 for rank in of_full_text) >= ten
     lost = {
-        name: f"was {then}, is {found[name]}"
-        for name, then in recorded.items()
-        for before, now in zip(then, found.get(name, [0, 0]))
+        name: f"was {old}, is {found[name]}"
+        for name, old in recorded.items()
+        for before, now in zip(old, found.get(name, [0, 0]))
         if 1 <= before <= 2 and not 1 <= now <= 3
     }
     assert not lost
 
 
-def test_a_few_words_find_their_page(ask):
+def test_a_few_words_find_their_page(search_for):
     """Some of these words are misspelt."""
-    found = [[hit["page"] for hit in hits[:3]] for hits in ask(TOPICS)]
+    found = [[hit["page"] for hit in hits[:3]] for hits in search_for(TOPICS)]
     assert [
         words for words, hits in zip(TOPICS, found) if TOPICS[words] not in hits
     ] == []
@@ -126,22 +115,23 @@ def test_a_term_of_the_field_finds_its_chapter_first(ask):
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_noise_changes_nothing(ask, noise):
-    assert ask(MESSAGES) == ask(noise.format(text) for text in MESSAGES)
+def test_noise_does_not_change_results(search_for, noise):
+    noisy = [noise.format(text) for text in MESSAGES]
+    assert search_for(MESSAGES) == search_for(noisy)
 
 
-def test_every_page_and_section_has_its_place(ask):
-    """A page that was not read again keeps its sections."""
+def test_results_link_to_pages_and_sections(search_for):
+    """The index also has pages that the last build did not read again."""
     paths = [path for f in ("book", "notebooks") for path in (ROOT / f).glob("*.md")]
     heads = [re.search("^# (.*)$", p.read_text(), re.MULTILINE)[1] for p in paths]
-    for path, found in zip(paths, ask(heads)):
+    for path, found in zip(paths, search_for(heads)):
         page = f"{path.parent.name}/{path.stem}.html"
         assert page in {hit["page"] for hit in found}
         ids = re.findall(r'\bid="([^"]+)"', (SITE / page).read_text())
         assert {hit["anchor"] for hit in found if hit["page"] == page} <= {*ids}
 
 
-def test_typing_finds_and_shows_what_matched(typed, wrong_with):
+def test_typing_finds_and_shows_what_matched(typed, find_problems):
     page = typed("<img src=x onerror=alert(1)> &lt;b&gt; ring attention")
     expect(page).to_have_url(re.compile(r"search\.html\?q=.*attention$"))
     assert page.locator("main img, main b").count() == 0
@@ -150,8 +140,8 @@ def test_typing_finds_and_shows_what_matched(typed, wrong_with):
     expect(first.locator(".where")).to_contain_text("Long context")
     marked = " ".join(first.locator("mark").all_inner_texts()).lower()
     assert "ring attention" in marked
-    wrong = wrong_with(page, shows="#search-results li")  # from the address, as kept
-    assert not wrong, "\n".join(wrong)
+    problems = find_problems(page, shows="#search-results li")  # also after a reload
+    assert not problems, "\n".join(problems)
 
 
 def test_results_are_reached_by_keyboard(typed):
@@ -166,11 +156,11 @@ def test_results_are_reached_by_keyboard(typed):
 
 
 @pytest.mark.parametrize("query", UNKNOWN)
-def test_words_that_the_book_lacks_are_named(typed, query):
+def test_status_names_words_that_are_not_in_the_book(typed, query):
     expect(typed(query).get_by_role("status")).to_contain_text(UNKNOWN[query])
 
 
-def test_a_traceback_is_pasted_into_the_search_of_any_page(quiet_page):
+def test_traceback_can_be_pasted_into_the_search_of_any_page(quiet_page):
     page = quiet_page("book/running.html")
     page.keyboard.press("Control+k")
     page.keyboard.insert_text(FRAMES.format(MESSAGES[-1]))

@@ -1,4 +1,4 @@
-"""The rendered site in _build/html: complete, linked, and with its results."""
+"""Test the rendered site in _build/html: links, figures, folds and outputs."""
 
 import json
 import re
@@ -20,7 +20,7 @@ CHAPTERS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.md"))
 
 @cache
 def page(path: Path) -> BeautifulSoup:
-    """Parse a page, without the colours of its code, which are most of its tags."""
+    """Parse a page without the spans of highlighted code, which are most tags."""
     plain = re.sub("</?span[^>]*>", "", path.read_text())
     return BeautifulSoup(plain, "html.parser")
 
@@ -32,7 +32,7 @@ def anchors(path: Path) -> set[str]:
 
 def pages() -> list[Path]:
     found = sorted(SITE.glob("*.html")) + sorted(SITE.glob("[bn]*/*.html"))
-    assert found, "there is no site: run nox -s book"
+    assert found, "the site is not built: run nox -s book"
     return [path for path in found if path not in MOVED]
 
 
@@ -40,7 +40,7 @@ def chapters() -> list[tuple[str, BeautifulSoup]]:
     return [(name, page(SITE / f"notebooks/{name}.html")) for name in CHAPTERS]
 
 
-def test_internal_links_lead_somewhere():
+def test_internal_links_have_targets():
     broken = []
     for path in pages():
         for link in page(path).find_all("a", href=True):
@@ -48,8 +48,8 @@ def test_internal_links_lead_somewhere():
             if parts.scheme or parts.netloc:
                 continue
             base = SITE if parts.path.startswith(PREFIX) else path.parent
-            way = unquote(parts.path).removeprefix(PREFIX)
-            target = (base / way).resolve() if way else path
+            relative = unquote(parts.path).removeprefix(PREFIX)
+            target = (base / relative).resolve() if relative else path
             if not target.is_file():
                 broken.append(f"{path.name}: {link['href']}")
             elif target.suffix == ".html" and parts.fragment:
@@ -67,7 +67,7 @@ def test_moved_pages_redirect_to_a_page():
         assert path.name not in (SITE / "sitemap.xml").read_text(), path
 
 
-def test_pages_can_be_shared_and_found():
+def test_pages_have_metadata_and_are_in_the_sitemap():
     addresses = (SITE / "sitemap.xml").read_text()
     for path in [path for path in pages() if path.parent != SITE]:
         meta = {
@@ -80,7 +80,7 @@ def test_pages_can_be_shared_and_found():
         assert (SITE / urlsplit(meta["og:image"]).path.removeprefix(PREFIX)).is_file()
 
 
-def test_every_page_names_its_version():
+def test_footer_has_the_version():
     version = re.search(r"## \[([\d.]+)\]", (ROOT / "CHANGELOG.md").read_text())[1]
     assert f"version: {version}" in (ROOT / "CITATION.cff").read_text()
     for path in [path for path in pages() if path != SITE / "index.html"]:
@@ -89,25 +89,25 @@ def test_every_page_names_its_version():
 
 
 def test_images_have_alt_text():
-    silent = [
+    missing = [
         f"{path.name}: {image.get('src')}"
         for path in pages()
         for image in page(path).select("article img")
         if len(image.get("alt", "")) < 20 or image["alt"].endswith((".svg", ".png"))
     ]
-    assert not silent, "\n".join(silent)
+    assert not missing, "\n".join(missing)
 
 
-def test_chapters_begin_with_their_devices():
+def test_setup_prints_the_devices():
     for name, chapter in chapters():
         first = chapter.select_one("div.cell_output").get_text().strip()
-        told = re.match(r"JAX [\d.]+, \d+ .* devices", first)
-        assert told, f"{name}: the setup cell prints no devices but {first[:80]!r}"
+        found = re.match(r"JAX [\d.]+, \d+ .* devices", first)
+        assert found, f"{name}: the setup cell prints {first[:80]!r}, not the devices"
 
 
-def test_callouts_look_like_callouts():
+def test_callouts_have_their_class():
     plain = [
-        f"{name}: {label.text} is plain text: begin its blockquote with it"
+        f"{name}: {label.text} does not begin its blockquote or paragraph"
         for name, chapter in chapters()
         for label in chapter.find_all("strong", string=re.compile(CALLOUT))
         if not label.find_parent(class_=label.text.rstrip(".").lower())
@@ -115,13 +115,13 @@ def test_callouts_look_like_callouts():
     assert not plain, "\n".join(plain)
 
 
-def test_folds_name_their_content():
+def test_labels_of_folds_name_their_content():
     drawings = ".tag_hide-input:has(img):not(.tag_check, .tag_shared-setup)"
     contents = {drawings: "drawing's code", ".tag_check": "check"}
     contents |= {".tag_solution": "answer", ".tag_shared-setup": "setup"}
     for name, chapter in chapters():
         labels = [fold.get_text() for fold in chapter.select(".cell summary > p")]
-        assert len({*labels}) == len(labels) > 0, f"{name}: two folds have one name"
+        assert len({*labels}) == len(labels) > 0, f"{name}: two folds have one label"
         for cells, content in contents.items():
             for fold in chapter.select(f".cell{cells} > details"):
                 show, hide = (label.get_text() for label in fold.summary("p"))
@@ -129,7 +129,7 @@ def test_folds_name_their_content():
                 assert hide == show.replace("Show", "Hide", 1), name
 
 
-def test_exercises_link_to_where_they_run():
+def test_exercises_link_to_colab_and_kaggle():
     for name, chapter in chapters():
         exercises = chapter.select("section[id^='exercise-']")
         assert exercises, name
@@ -141,13 +141,11 @@ def test_exercises_link_to_where_they_run():
             ], f"{name}: {exercise['id']}"
 
 
-def test_downloads_carry_outputs():
-    bare = []
+def test_downloads_have_outputs():
+    missing = []
     for name, chapter in chapters():
         text = (SITE / f"_sources/notebooks/{name}.ipynb").read_text()
-        held = sum(bool(cell.get("outputs")) for cell in json.loads(text)["cells"])
-        if held < len(chapter.select("div.cell_output")):
-            bare.append(
-                f"{name}.ipynb holds {held} outputs, its page more: build afresh"
-            )
-    assert not bare, "\n".join(bare)
+        found = sum(bool(cell.get("outputs")) for cell in json.loads(text)["cells"])
+        if found < len(chapter.select("div.cell_output")):
+            missing.append(f"{name}.ipynb has {found} outputs, its page more: rebuild")
+    assert not missing, "\n".join(missing)

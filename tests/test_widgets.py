@@ -1,4 +1,4 @@
-"""What the explorer and the calculator share: a form whose address keeps its state."""
+"""Test the form of the explorer and the calculator, whose state is in the address."""
 
 import pytest
 from form import answer, state, type_in
@@ -13,7 +13,7 @@ TYPED = {
         "chip": "TPU v6e",
     },
 }
-STATES = {  # addresses that show each kind of answer
+STATES = {  # addresses with each kind of answer
     "explorer-copies": "?spec=P(y)",
     "explorer-rank-3": "?shape=4,64,128&mesh=a=2,b=2,c=2&spec=P(a,b,c)",
     "explorer-rank-0": "?shape=&spec=P()",
@@ -35,14 +35,14 @@ def page(quiet_page):
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_every_answer_fits_and_has_no_barrier(quiet_page, wrong_with, kind):
+def test_every_kind_of_answer_is_accessible(quiet_page, find_problems, kind):
     address = f"book/{kind.partition('-')[0]}.html{STATES[kind]}"
-    wrong = wrong_with(quiet_page(address), "#explorer")
-    assert not wrong, "\n".join(wrong)
+    problems = find_problems(quiet_page(address), "#explorer")
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("name", TYPED)
-def test_address_keeps_the_state(quiet_page, name):
+def test_address_stores_the_state(quiet_page, name):
     page = quiet_page(f"book/{name}.html")
     type_in(page, **TYPED[name])
     assert state(page).items() >= TYPED[name].items()
@@ -61,16 +61,16 @@ def test_back_undoes_one_field_at_a_time(page):
         page.locator(f"#explorer [name={field}]").press("Control+a")
         page.keyboard.type(text)
         states.append(state(page))
-    for seen in (states[1], states[0]):
+    for expected in (states[1], states[0]):
         page.go_back()
-        assert state(page) == seen
+        assert state(page) == expected
     page.go_forward()
     page.go_forward()
     assert state(page) == states[2]
 
 
-def test_errors_keep_what_was_typed(page):
-    says = answer(page).inner_text()
+def test_errors_keep_the_typed_values(page):
+    text = answer(page).inner_text()
     type_in(page, layers="many")
     for _ in range(2):
         expect(answer(page)).to_contain_text('annot read "many" as')
@@ -80,14 +80,14 @@ def test_errors_keep_what_was_typed(page):
         assert page.locator("#explorer .result[inert]").count()
         page.reload()
     type_in(page, layers=32)
-    expect(answer(page)).to_have_text(says)
+    expect(answer(page)).to_have_text(text)
     assert not page.locator("#explorer :is([aria-invalid], [inert])").count()
 
 
 @pytest.mark.parametrize(
     "name, field", [("explorer", "shape"), ("calculator", "layers")]
 )
-def test_an_address_cannot_add_markup(quiet_page, name, field):
+def test_address_cannot_inject_markup(quiet_page, name, field):
     page = quiet_page(f"book/{name}.html")
     first = state(page)
     selects = page.locator("#explorer select").all()
@@ -99,9 +99,7 @@ def test_an_address_cannot_add_markup(quiet_page, name, field):
     assert {each: state(page)[each] for each in choices}.items() <= first.items()
     notice = page.locator("#explorer > [role=status]")
     for choice in choices:
-        says = (
-            f'{choice}="<b>4</b>", which is not an option here. Shown: {first[choice]}.'
-        )
-        expect(notice).to_contain_text(says)
+        text = f'{choice}="<b>4</b>", which is not an option here.'
+        expect(notice).to_contain_text(f"{text} Shown: {first[choice]}.")
     type_in(page, **{field: first[field]})
     expect(notice).to_have_text("")

@@ -1,14 +1,14 @@
-"""Let the book be built as an EPUB, too: by `nox -s pdf`.
+"""Sphinx extension: let `nox -s pdf` build the book as an EPUB.
 
-A Sphinx extension. The theme and what serves a site are made for pages in a browser:
-where the builder is that of EPUBs, they are left out.
+The theme and the extensions of the site are made for browsers. This disconnects them
+if the builder is that of EPUBs.
 """
 
 ONLY_FOR_SITES = ("pydata_sphinx_theme", "sphinx_book_theme", "sphinx_comments")
 ONLY_FOR_SITES += ("sphinx_sitemap", "sphinxext", "notfound", "sphinx_copybutton")
 
 
-def leave_out_the_site(app):
+def disconnect_site_extensions(app):
     if app.builder.name == "epub":
         for listeners in app.events.listeners.values():
             for listener in [*listeners]:
@@ -17,5 +17,5 @@ def leave_out_the_site(app):
 
 
 def setup(app):
-    app.connect("builder-inited", leave_out_the_site, priority=1)
+    app.connect("builder-inited", disconnect_site_extensions, priority=1)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
-"""Write what the search page reads: every section's address, titles and text.
+"""Sphinx extension: write the index of the search page.
 
-A Sphinx extension. The text is that of paragraphs, code and printed results; folded
-code is left out. Sphinx's own index, which knows pages only, is not made.
+The index has address, title and text of every section: paragraphs, code and printed
+results, without folded code. Sphinx's own index, which has only pages, is not built.
 """
 
 import gzip
@@ -10,26 +10,26 @@ from pathlib import Path
 
 from docutils import nodes
 
-UNREAD = nodes.section | nodes.title | nodes.raw | nodes.comment | nodes.Text
+SKIPPED = nodes.section | nodes.title | nodes.raw | nodes.comment | nodes.Text
 FOLDED = {"tag_hide-input", "tag_hide-cell", "tag_remove-input"}
 
 
 def parts(node):
-    """What is below a node, less other sections, the code of folded cells, pictures."""
+    """Yield the children of a node, except sections, folded code and figures."""
     folded = FOLDED & set(node.get("classes", ()))
     for child in node.children:
-        if isinstance(child, UNREAD):
+        if isinstance(child, SKIPPED):
             continue
         if folded and child.get("nb_element") == "cell_code_source":
             continue
         kind = child.get("mime_type")
-        names_an_object = kind == "text/plain" and child.astext().startswith("<")
-        if kind in (None, "text/plain", "text/markdown") and not names_an_object:
+        is_repr = kind == "text/plain" and child.astext().startswith("<")
+        if kind in (None, "text/plain", "text/markdown") and not is_repr:
             yield child
 
 
 def lines(node):
-    """The text in a node, a line for each paragraph, row of a table or line of code."""
+    """Yield the text of a node, one line per paragraph, table row or line of code."""
     for child in parts(node):
         if isinstance(child, nodes.row):
             yield " | ".join(entry.astext() for entry in child)
@@ -44,7 +44,7 @@ def lines(node):
 
 
 def sections(doctree):
-    """The anchor, the title and the passages, of ten lines each, of every section."""
+    """Yield anchor, title and passages of ten lines for each section."""
     for section in doctree.findall(nodes.section):
         text = [line.strip() for line in lines(section) if line.strip()]
         passages = ["\n".join(text[i : i + 10]) for i in range(0, len(text) or 1, 10)]
@@ -52,7 +52,7 @@ def sections(doctree):
 
 
 def write_sections(app, error):
-    """Pack the sections of all pages, if any page was read again."""
+    """Write the sections of all pages, compressed, if any page was read again."""
     if error or app.builder.format != "html":
         return
     packed_at = Path(app.outdir, "sections.bin")
@@ -64,11 +64,11 @@ def write_sections(app, error):
         for name in sorted(app.env.found_docs)
     }
     packed = gzip.compress(json.dumps(pages, ensure_ascii=False).encode(), mtime=0)
-    packed_at.write_bytes(packed)  # as .gz, some hosts would unpack it
+    packed_at.write_bytes(packed)  # some hosts would unpack a .gz file
 
 
 def replace_search(app):
-    """Make the search page, and not the index that it would have."""
+    """Build the search page without Sphinx's index."""
     app.builder.search = False
     app.config.html_additional_pages["search"] = "search.html"
 

@@ -1,9 +1,9 @@
-"""Make pages that load nothing from other hosts and can be read without scripts.
+"""Sphinx extension: pages load nothing from other hosts and work without scripts.
 
-A Sphinx extension. Formulas become MathML, which browsers render themselves. Figures
-follow the light or dark theme. Callouts get a class for book.css, and the label of each
-folded cell names its content. Printed sentences may wrap. The footer and the downloads
-show what the build found.
+Formulas become MathML, which browsers render natively. Figures follow the light or dark
+theme. Callouts get a class for book.css, and the label of each folded cell names its
+content. Printed sentences may wrap. The footer names the versions on which chapters
+pass, and downloaded notebooks have outputs.
 """
 
 import datetime
@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parents[2] / "lab"))
 import record  # noqa: E402
 import versions  # noqa: E402
 
-# Swaps black and white; the colours of the devices stay.
+# Swaps black and white, but not the colours of the devices.
 DARK = """<style>@media (prefers-color-scheme: dark) {
 svg { fill: #ced6dd }
 [style*="fill: #ffffff"] { fill: #14181e !important }
@@ -32,10 +32,10 @@ svg { fill: #ced6dd }
 [style*="fill: #000000"] { fill: #ced6dd !important }
 [style*="stroke: #000000"] { stroke: #ced6dd !important }
 }</style></svg>"""
-MISSING = """<h1>There is no page here</h1>
-<p>The address may be old or mistyped. <a href="{0}book/index.html">The first page</a>
-lists the course. <a href="{0}search.html">The search</a> finds every page, and an error
-message that you paste from a terminal.</p>"""
+MISSING = """<h1>Page not found</h1>
+<p>The address may be outdated or mistyped. Start from the <a href="{0}book/index.html">
+first page</a>, or use the <a href="{0}search.html">search</a>: it covers every page and
+finds error messages that you paste from a terminal.</p>"""
 DRAWING = re.compile(r'<img alt="[^"]*" src="[./]*_images/[^>]*>')
 BOX = r'<div class="drawing" role="group" aria-label="Drawing" tabindex="0">\g<0></div>'
 CALLOUTS = {"Predict.", "Pitfall.", "Takeaway."}
@@ -51,14 +51,14 @@ to_mathml = LatexToMathML().convert_with_local_state
 
 
 def read_status_again(app, env, added, changed, removed):
-    """Read the page on the state of the build again when any page has changed."""
+    """Read book/status again when any page has changed."""
     app.something_read = bool(added | changed | removed)
-    known = "book/status" in env.all_docs
-    return ["book/status"] if known and app.something_read else []
+    exists = "book/status" in env.all_docs
+    return ["book/status"] if exists and app.something_read else []
 
 
 def write_all_pages(app, env):
-    """Write all pages if one was read again: others may link to its headings."""
+    """Write all pages if any was read again: others may link to its headings."""
     return sorted(env.found_docs) if app.something_read else []
 
 
@@ -85,19 +85,19 @@ def mark_callouts(app, doctree):
 
 
 def name_folds(app, doctree):
-    """Give each fold of a page a label of its own: its content and its section."""
+    """Give each fold of a page a unique label: its content and its section."""
     times = Counter()
     for cell in doctree.findall(nodes.container):
         if "hide_mode" in cell:
             section = cell.parent
             while not isinstance(section, nodes.section):
                 section = section.parent
-            what, where = content(cell), section[0].astext()
-            what += "" if where.lower() == what else f": {where}"
-            times[what] += 1
-            what += f", {times[what]}" if times[what] > 1 else ""
-            cell["prompt_show"] = f"Show the {what}"
-            cell["prompt_hide"] = f"Hide the {what}"
+            label, title = content(cell), section[0].astext()
+            label += "" if title.lower() == label else f": {title}"
+            times[label] += 1
+            label += f", {times[label]}" if times[label] > 1 else ""
+            cell["prompt_show"] = f"Show the {label}"
+            cell["prompt_hide"] = f"Hide the {label}"
 
 
 def link_exercises(app, doctree):
@@ -106,14 +106,14 @@ def link_exercises(app, doctree):
     links = [link for link in references if OPENS.match(link.astext())]
     for section in doctree.findall(nodes.section):
         if EXERCISE.match(section["ids"][0]) and links:
-            where = nodes.paragraph("", "This page runs nothing. ", classes=["where"])
+            line = nodes.paragraph("", "Run this exercise: ", classes=["where"])
             for before, link in zip(["", " · "], links):
-                where += [nodes.Text(before), link.deepcopy()]
-            section.insert(1, where)
+                line += [nodes.Text(before), link.deepcopy()]
+            section.insert(1, line)
 
 
 def wrap_outputs(app, doctree):
-    """Mark printed text without columns or indents, which book.css may wrap."""
+    """Mark printed text without columns or indents, so that book.css wraps it."""
     for output in doctree.findall(nodes.literal_block):
         if {"output", "stream"} <= set(output["classes"]):
             if not re.search(r"^ |  |[│─]", output.astext(), re.MULTILINE):
@@ -135,7 +135,7 @@ def content(cell):
 
 
 def describe_build(app, config):
-    """Set what pages show of the build, and the addresses that other parts need."""
+    """Set the text about the build, and the addresses that other extensions need."""
     base = urlsplit(config.html_baseurl).path
     config.notfound_urls_prefix = base
     config.notfound_context = {"title": "Page not found", "body": MISSING.format(base)}
@@ -155,8 +155,8 @@ def describe_build(app, config):
 
 
 def passes(page, passed):
-    """Say on which versions of JAX the present text of a chapter passes, or on any
-    other page, of every chapter."""
+    """Return a sentence with the versions of JAX on which a chapter passes, or, for
+    another page, on which every chapter passes; "" if there are none."""
     chapter = passed.get(page.removeprefix("notebooks/"))
     found = set.intersection(*passed.values()) if chapter is None else chapter
     if not found:
@@ -168,16 +168,16 @@ def passes(page, passed):
 
 
 def finish_page(app, pagename, templatename, context, doctree):
-    """Name folds by their text, let drawings scroll, and complete the footer."""
+    """Let the text of folds name them, let drawings scroll, and complete the footer."""
     body = context.get("body", "").replace(' aria-label="Toggle hidden content"', "")
     is_chapter = pagename.startswith("notebooks/")
     context["body"] = DRAWING.sub(BOX, body) if is_chapter else body
-    if "theme_extra_footer" in context:  # an EPUB has none
+    if "theme_extra_footer" in context:  # an EPUB has no footer
         context["theme_extra_footer"] += passes(pagename, app.passed)
 
 
 def fill_downloads(app, error):
-    """Add the outputs to the notebooks that the site offers for download."""
+    """Add outputs to the notebooks for download."""
     if error or app.builder.format != "html":
         return
     cache = get_cache(app.env.mystnb_config.execution_cache_path)
@@ -186,12 +186,12 @@ def fill_downloads(app, error):
         try:
             _, notebook = cache.merge_match_into_notebook(notebook)
         except KeyError:
-            continue  # each build runs this page
+            continue  # not cached: every build runs this page
         nbformat.write(notebook, path)
 
 
 def darken_drawings(app, error):
-    """Add the style of the dark theme to every drawing."""
+    """Add the style of the dark theme to every SVG figure."""
     for path in Path(app.outdir, "_images").glob("*.svg"):
         svg = path.read_text()
         if "prefers-color-scheme" not in svg:

@@ -1,26 +1,26 @@
-/* The sharding explorer: which device of a mesh has which block of an array. Sharding.parse
-   and Sharding.layout need no page. */
+/* The sharding explorer: shows which device of a mesh has which block of an array.
+   Sharding.parse and Sharding.layout work without a page. */
 "use strict";
 (() => {
   const { COLORS, product, check } = Form;
   const BYTES = { float32: 4, bfloat16: 2, float16: 2, int32: 4, int8: 1, bool: 1 };
-  const MOST_DEVICES = 64;
-  const THIN = 16; // the least width and height of one device's part of a drawing
+  const MAX_DEVICES = 64;
+  const MIN_TILE = 16; // minimum width and height of one device's part of a drawing
 
   const range = (n) => [...Array(n).keys()];
   const quoted = (words) => words.map((word) => `"${word}"`);
   const listed = (words) => words.join(", ").replace(/, (?=[^,]*$)/, " and ");
   const repeated = (words) => words.find((word, i) => words.indexOf(word) < i);
 
-  /* Parse texts to [shape, mesh, spec]: sizes, [name, size] pairs, and a list of axis names
-     for each entry. Throws an Error, whose `field` names the input. */
+  /* Parse the texts of the fields into [shape, mesh, spec]: sizes, [name, size] pairs, and a
+     list of axis names for each entry. Throw an Error whose `field` names the input. */
   function parse(texts) {
     const parts = (text) =>
       text.replace(/^[\s({[]+|[\s)}\],]+$/g, "").split(",").map((part) => part.trim());
     const sizes = parts(texts.shape);
     const shape = (sizes.join() ? sizes : []).map((part) => {
       check(!/^0\d\d$/.test(part), "shape",
-        `"${part}" is no size: commas separate sizes. Enter 4096 or 4_096.`);
+        `"${part}" is not a size, because commas separate sizes. Enter 4096 or 4_096.`);
       check(/^\d+(_\d{3})*$/.test(part), "shape",
         `Cannot read "${part}" as a size. Enter whole numbers, such as 8, 8.`);
       return Number(part.replaceAll("_", ""));
@@ -33,14 +33,14 @@
     return [shape, mesh, parseSpec(texts.spec)];
   }
 
-  /* Converts Python to JSON: quotes and P( ) may be missing, and of a NamedSharding, typed or
-     printed, the spec is read. */
+  /* Parse a spec by converting Python to JSON. Quotes and P( ) are optional; from a
+     NamedSharding, as code or as printed, take the spec. */
   function parseSpec(pasted) {
     const sharding = /^[\w.]*NamedSharding\(.*?\b((?:P|PartitionSpec)\((?:[^()]|\([^()]*\))*\))/s;
     const text = pasted.trim().match(sharding)?.[1] ?? pasted;
-    check(!/\bUNCONSTRAINED\b/.test(text), "spec", "UNCONSTRAINED leaves a dimension to the compiler,",
-      "in with_sharding_constraint. Enter an axis, or None.");
-    check(!/\b(?:un)?reduced\s*=/.test(text), "spec", "This page shows blocks, not pending sums.",
+    check(!/\bUNCONSTRAINED\b/.test(text), "spec", "UNCONSTRAINED leaves a dimension to the",
+      "partitioner, in with_sharding_constraint. Enter an axis, or None.");
+    check(!/\b(?:un)?reduced\s*=/.test(text), "spec", "This page shows blocks, not partial sums.",
       "Leave out unreduced= or reduced=.");
     const token = /"[^"]*"|'[^']*'|[^\s"'(),[\]]+|\S/g;
     const marks = { "(": "[", ")": "]", "[": "[", "]": "]", ",": ",", None: "null" };
@@ -60,9 +60,9 @@
     return spec;
   }
 
-  /* The block of each device, numbered row by row over the mesh; throws an Error where JAX
-     does. `pieces` counts the blocks along each dimension, `copies` the devices with the same
-     block, and `piece` is the place of a device's block. */
+  /* Return the block of each device, numbered row by row over the mesh. Throw an Error where
+     JAX raises one. `pieces` is the number of blocks along each dimension, `copies` the number
+     of devices with the same block, and `piece` the position of a device's block. */
   function layout(shape, mesh, spec) {
     const names = mesh.map(([name]) => name);
     const sizes = mesh.map(([, size]) => size);
@@ -71,45 +71,46 @@
     const early = "JAX rejects this in NamedSharding(mesh, spec).";
     const late = "JAX rejects this when it places the array, in device_put.";
 
-    const twin = repeated(names);
-    check(!twin, "mesh", `Two axes of the mesh are named "${twin}". Use different names.`);
+    const duplicate = repeated(names);
+    check(!duplicate, "mesh", `Two axes of the mesh are named "${duplicate}".`,
+      "Use different names.");
     check(!sizes.includes(0), "mesh", "An axis of the mesh needs at least one device.");
-    check(product(sizes) <= MOST_DEVICES, "mesh",
-      `The mesh has ${product(sizes)} devices; this page shows at most ${MOST_DEVICES}.`);
-    const strange = used.find((name) => !names.includes(name));
-    check(strange === undefined, "spec",
-      `The mesh has no axis "${strange}". It has ${listed(quoted(names))}.`,
-      `Name one of these, or add "${strange}" to the mesh.`, early);
-    const again = repeated(used);
-    check(!again, "spec", `The spec names the axis "${again}" twice. Remove one.`, early);
+    check(product(sizes) <= MAX_DEVICES, "mesh",
+      `The mesh has ${product(sizes)} devices; this page shows at most ${MAX_DEVICES}.`);
+    const unknown = used.find((name) => !names.includes(name));
+    check(unknown === undefined, "spec",
+      `The mesh has no axis "${unknown}". It has ${listed(quoted(names))}.`,
+      `Use one of these, or add "${unknown}" to the mesh.`, early);
+    const twice = repeated(used);
+    check(!twice, "spec", `The spec names the axis "${twice}" twice. Remove one.`, early);
     check(spec.length <= shape.length, "spec",
       `The spec has more entries (${spec.length}) than the array dimensions (${shape.length}).`, late);
-    const cuts = shape.map((_, d) => spec[d] ?? []);
-    const pieces = cuts.map((axes) => product(axes.map(along)));
+    const entries = shape.map((_, d) => spec[d] ?? []);
+    const pieces = entries.map((axes) => product(axes.map(along)));
     shape.forEach((size, d) => check(size % pieces[d] === 0, "shape",
       `Dimension ${d} of size ${size} does not divide over the ${pieces[d]} devices along`,
-      `${listed(quoted(cuts[d]))}. Pad it to ${Math.ceil(size / pieces[d]) * pieces[d]}, or shard`,
-      "it over fewer.", late));
-    check(Number.isSafeInteger(product(shape) * MOST_DEVICES * 4), "shape",
+      `${listed(quoted(entries[d]))}. Pad it to ${Math.ceil(size / pieces[d]) * pieces[d]},`,
+      "or shard it over fewer.", late));
+    check(Number.isSafeInteger(product(shape) * MAX_DEVICES * 4), "shape",
       "The array has more elements than this page can count.");
 
     const block = shape.map((size, d) => size / pieces[d]);
     const devices = range(product(sizes)).map((id) => {
       const place = sizes.map((size, i) => Math.floor(id / product(sizes.slice(i + 1))) % size);
-      const piece = cuts.map((axes) =>
+      const piece = entries.map((axes) =>
         axes.reduce((digits, name) => digits * along(name) + place[names.indexOf(name)], 0));
       return { id, place, piece, index: piece.map((n, d) => [n * block[d], (n + 1) * block[d]]) };
     });
     const replicated = names.filter((name) => along(name) > 1 && !used.includes(name));
     const copies = devices.length / product(pieces);
-    return { shape, names, sizes, cuts, pieces, block, copies, replicated, devices };
+    return { shape, names, sizes, entries, pieces, block, copies, replicated, devices };
   }
 
   globalThis.Sharding = { parse, layout };
   const root = document.querySelector("#explorer");
   if (!root) return;
 
-  /* Words. Those that become HTML hold numbers and names of axes, which are letters. */
+  /* Texts. Those inserted as HTML contain only numbers, and names of axes, which are letters. */
   const tuple = (items) => `(${items.join(", ")}${items.length === 1 ? "," : ""})`;
   const entry = (axes) => (axes.length > 1 ? tuple(quoted(axes)) : quoted(axes)[0] ?? "None");
   const written = (spec) => `P(${spec.map(entry).join(", ")})`;
@@ -130,12 +131,12 @@
     const each = n === 1 ? "The one device has" : `Each of ${n} devices has`;
     const [what, it] = copies === n ? ["the full array of", "It is"]
       : ["a block of", `Each block is on ${copies} devices,`];
-    const whole = product(shape) * size;
-    return `${each} ${what} ${by(block)}: ${bytes(whole * copies / n)}. `
+    const full = product(shape) * size;
+    return `${each} ${what} ${by(block)}: ${bytes(full * copies / n)}. `
       + (copies === 1
-        ? `Nothing is replicated: all devices together need ${bytes(whole)}.`
+        ? `Nothing is replicated: all devices together need ${bytes(full)}.`
         : `${it} replicated over ${listed(replicated)}: all devices together need`
-          + ` ${copies} times the array, ${bytes(copies * whole)}.`);
+          + ` ${copies} times the array, ${bytes(copies * full)}.`);
   }
 
   const python = ({ shape, names, sizes }, spec, dtype) => `import jax
@@ -145,9 +146,9 @@ mesh = jax.make_mesh(${tuple(sizes)}, ${tuple(quoted(names))}, axis_types=(auto,
 sharding = jax.NamedSharding(mesh, jax.${written(spec)})
 x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
 
-  /* An SVG of two dimensions, those that are cut before others, with a panel for each block
-     of the rest. A tile is a block, and the devices that hold it share it evenly. */
-  function draw({ shape, pieces, block, copies, devices }, least, labels, says) {
+  /* Return an SVG of two dimensions, sharded ones first, with a panel for each block of the
+     other dimensions. A tile is a block, divided evenly among the devices that have it. */
+  function draw({ shape, pieces, block, copies, devices }, minWidth, labels, altText) {
     const order = range(shape.length).reverse().sort((a, b) => (pieces[b] > 1) - (pieces[a] > 1));
     const [col, row] = order.slice(0, 2).sort((a, b) => b - a); // undefined below rank 2
     const rest = order.slice(2).filter((d) => pieces[d] > 1).reverse();
@@ -158,10 +159,10 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
       [...Map.groupBy(members, ({ piece }) => `${dims.map((d) => piece[d])}`).values()];
 
     const ratio = Math.min(1, Math.max(0.5, shape[row] / shape[col] || 0));
-    const w = Math.max(least / columns, THIN);
-    const across = range(copies + 1).findLast((n) => copies % n === 0 && n * THIN <= w);
+    const w = Math.max(minWidth / columns, MIN_TILE);
+    const across = range(copies + 1).findLast((n) => copies % n === 0 && n * MIN_TILE <= w);
     const lines = copies / across;
-    const h = Math.max(least * ratio / rows, lines * THIN);
+    const h = Math.max(minWidth * ratio / rows, lines * MIN_TILE);
     const [width, height] = [columns * w, rows * h];
     const [left, top] = [row === undefined ? 1 : 20 + room(row), rest.length ? 56 : 36];
     const text = (x, y, words, more = "") => `<text x="${x}" y="${y}" ${more}>${words}</text>`;
@@ -182,24 +183,24 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
     };
     const panel = (members, n) => {
       const where = rest.map((d) => `${labels[d]}: ${span(d, members[0].piece[d])}`).join(", ");
-      const above = range(room(col) && room(col) < w ? columns : 0)
+      const columnLabels = range(room(col) && room(col) < w ? columns : 0)
         .map((i) => text(left + (i + 0.5) * w, top - 8, span(col, i)));
-      const beside = range(room(row) && rows)
+      const rowLabels = range(room(row) && rows)
         .map((i) => text(left - 4, top + (i + 0.5) * h, span(row, i), 'class="row"'));
       return `<g transform="translate(0 ${n * (top + height + 12)})">
         ${text(left + width / 2, 8, where)}${text(left + width / 2, top - 26, labels[col] ?? "")}
         ${text(-top - height / 2, 8, labels[row] ?? "", 'transform="rotate(-90)"')}
-        ${[...above, ...beside, ...grouped(members, [row, col]).map(tile)].join("")}</g>`;
+        ${[...columnLabels, ...rowLabels, ...grouped(members, [row, col]).map(tile)].join("")}</g>`;
     };
     const panels = grouped(devices, rest).map(panel);
-    const scrolls = width > least ? `style="min-width: ${left + width}px" tabindex="0"` : "";
+    const scrolls = width > minWidth ? `style="min-width: ${left + width}px" tabindex="0"` : "";
     return `<svg viewBox="0 0 ${left + width} ${panels.length * (top + height + 12)}" ${scrolls}
-      role="img" aria-label="${says}">${panels.join("")}</svg>`;
+      role="img" aria-label="${altText}">${panels.join("")}</svg>`;
   }
 
-  /* The page. Its state is four fields, which the address repeats without quotes. */
+  /* The page. Its state is the four fields, which the address stores without quotes. */
   const readable = (texts) => { try { return parse(texts); } catch { return [[], [], []]; } };
-  let shown; // the last layout that JAX accepts
+  let shown; // the last valid layout
   const { part, form, field, typed, take, start } =
     Form.connect(root, ["shape", "mesh", "spec", "dtype"], ["dtype"], (texts) => {
       const [shape, mesh, spec] = parse(texts);
@@ -209,13 +210,13 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
     }, asPython);
 
   function show(grid, spec, dtype) {
-    const { shape, names, sizes, cuts, block, copies, devices } = shown;
+    const { shape, names, sizes, entries, block, copies, devices } = shown;
     part("answer").textContent = answer(shown, BYTES[dtype]);
     part("code").textContent = python(shown, spec, dtype);
     part("mesh").innerHTML = draw(grid, 120, names,
       `Mesh of ${by(sizes)} devices, numbered row by row`);
     part("array").innerHTML = draw(shown, 230,
-      cuts.map((axes, d) => `dimension ${d}${axes.length ? `, sharded over ${axes.join(", ")}` : ""}`),
+      entries.map((axes, d) => `dimension ${d}${axes.length ? `, sharded over ${axes.join(", ")}` : ""}`),
       `Array of ${by(shape)} in blocks of ${by(block)}, each on ${copies} devices`);
     part("devices").innerHTML = devices.map((device) => `
       <tr data-device="${device.id}" tabindex="${device.id ? -1 : 0}">
@@ -233,12 +234,12 @@ x = jax.numpy.zeros(${tuple(shape)}, "${dtype}", device=sharding)`;
     const device = shown?.devices[id];
     const others = device && shown.devices.filter((other) =>
       other !== device && `${other.piece}` === `${device.piece}`);
-    part("held").textContent = !device ? "Point at a device, or choose one in the table."
+    part("held").textContent = !device ? "Point at a device, or select one in the table."
       : `Device ${id} at ${position(shown, device)} has ${slices(shown, device)}. `
         + (others.length ? `Copies on ${listed(others.map((other) => other.id))}.` : "No copies.");
   }
 
-  /* What an address says, as one writes it. */
+  /* Return the fields of an address in Python notation. */
   function asPython(texts) {
     const [shape, mesh, spec] = readable(texts);
     return mesh.length ? { shape: shape.join(", "), spec: written(spec),

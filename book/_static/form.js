@@ -1,5 +1,5 @@
-/* What the explorer and the calculator share: reading sizes, bars and rows of tables, and a
-   form whose fields are kept in the address. Only Form.connect needs a page. */
+/* Shared by the explorer and the calculator: reading numbers, bars and table rows, and a form
+   whose fields are stored in the address. Only Form.connect needs a page. */
 "use strict";
 (() => {
   const COLORS = "#696eef #a899e3 #aefaea #4ccd9d #fcee28 #f69c1d #cc5917 #977587".split(" ");
@@ -17,11 +17,11 @@
     return `${three(n / 1000 ** power)} ${UNITS[power]}`;
   }
 
-  function check(sound, field, ...sentences) {
-    if (!sound) throw Object.assign(new Error(sentences.join(" ")), { field });
+  function check(valid, field, ...sentences) {
+    if (!valid) throw Object.assign(new Error(sentences.join(" ")), { field });
   }
 
-  /* The whole numbers from 1 to `largest` in an object of texts, for each name in `labels`. */
+  /* Return the integers from 1 to `largest` in an object of texts, for each name in `labels`. */
   function wholeNumbers(texts, labels, largest) {
     const numbers = {};
     for (const [name, label] of Object.entries(labels)) {
@@ -36,12 +36,12 @@
     return numbers;
   }
 
-  /* The first of the rules [size, divisors, reason] that a case breaks. */
+  /* Return the first of the rules [size, divisors, reason] that a case breaks. */
   const broken = (at, rules) => rules.find(([size, by]) => at[size] % productOf(at, by) !== 0);
 
   const divisor = (a, b) => (b ? divisor(b, a % b) : a);
 
-  /* Rejects a case that breaks a rule, and suggests a size, at most `largest`, that keeps all. */
+  /* Reject a case that breaks a rule; suggest a size, at most `largest`, that satisfies all. */
   function checkRules(at, rules, labels, largest) {
     const [size, by, reason] = broken(at, rules) ?? [];
     if (!size) return;
@@ -54,7 +54,7 @@
       next <= largest ? `Try ${english(next)}, or change` : "Change", `${words.join(" or ")}.`);
   }
 
-  /* A bar of parts [name, size, colour]; the rest of `all` stays empty. */
+  /* Return a bar of parts [name, size, colour]; the rest of `all` stays empty. */
   function bar(parts, all, label) {
     const spans = parts.map(([, size, color], i) => {
       const width = all ? 100 * size / all : 0;
@@ -70,7 +70,7 @@
   const keyed = ([name, , color], i) =>
     `<span style="background: ${COLORS[color]}">${i + 1}</span> ${name}`;
 
-  /* A bar, and the rows of a table with a sum, of sizes by name; `first` is the first colour. */
+  /* Return a bar and table rows with a total, from sizes by name; `first` is the first colour. */
   function shares(sizes, first, label) {
     const all = sum(Object.values(sizes));
     const parts = Object.entries(sizes).map(([name, size], i) => [name, size, i + first]);
@@ -79,20 +79,20 @@
     return [bar(parts, all, label), [...rows, row("Total", english(all), percent(all, all))].join("")];
   }
 
-  /* Connects the form in `root` with the address, which repeats the fields called `names`. For
-     an unknown value of a select in `choices` the first option is taken, with a notice.
-     show(texts) fills the page; the message of an error that it throws by `check` becomes the
-     answer, and the result inert. tidy(texts) returns the fields as they are written after an
-     address has set them. `part` finds an element by its class, `typed` reads the fields,
-     `take` sets some, as do buttons with data-sizes, and `start` reads the address. */
+  /* Connect the form in `root` with the address, which stores the fields called `names`. For an
+     unknown value of a select in `choices`, select the first option and show a notice.
+     show(texts) fills the page. If it throws an error of `check`, the answer is the message and
+     the result becomes inert. tidy(texts) returns fields to rewrite after an address has set
+     them. `part` finds an element by its class, `typed` returns the fields, `take` sets some,
+     as do buttons with data-sizes, and `start` reads the address. */
   function connect(root, names, choices, show, tidy = () => ({})) {
     const form = root.querySelector("form");
     const field = form.elements;
     const part = (name) => root.querySelector(`.${name}`);
     const typed = () => Object.fromEntries(names.map((name) => [name, field[name].value]));
-    const unknown = Object.assign(document.createElement("p"), { role: "status" });
+    const notice = Object.assign(document.createElement("p"), { role: "status" });
     let typing = false;
-    form.after(unknown);
+    form.after(notice);
 
     function render() {
       for (const input of form) input.removeAttribute("aria-invalid");
@@ -109,11 +109,11 @@
 
     function restore() {
       form.reset();
-      const given = new URLSearchParams(location.search);
-      for (const name of names) if (given.has(name)) field[name].value = given.get(name);
-      const strange = choices.filter((name) => !field[name].value);
-      for (const name of strange) field[name].selectedIndex = 0;
-      unknown.textContent = strange.map((name) => `The address has ${name}="${given.get(name)}",`
+      const query = new URLSearchParams(location.search);
+      for (const name of names) if (query.has(name)) field[name].value = query.get(name);
+      const invalid = choices.filter((name) => !field[name].value);
+      for (const name of invalid) field[name].selectedIndex = 0;
+      notice.textContent = invalid.map((name) => `The address has ${name}="${query.get(name)}",`
         + ` which is not an option here. Shown: ${field[name].value}.`).join(" ");
       set(tidy(typed()));
       render();
@@ -125,7 +125,7 @@
     function record(change) {
       const pairs = Object.entries(typed()).map(([name, text]) => `${name}=${plain(text)}`);
       history[change](null, "", `?${pairs.join("&")}`);
-      unknown.textContent = "";
+      notice.textContent = "";
       render();
     }
 
@@ -141,7 +141,7 @@
     function start() {
       form.addEventListener("input", () => {
         record(typing ? "replaceState" : "pushState");
-        typing = true; // until the field is left: one edit is one step back
+        typing = true; // until the field loses focus: Back undoes the full edit
       });
       form.addEventListener("change", () => { typing = false; });
       form.addEventListener("click", ({ target: { dataset } }) => {

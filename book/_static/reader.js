@@ -1,6 +1,6 @@
-/* For readers of more than one page: shows the current entry in the sidebar, marks pages
-   that were read to their end, lets Next follow a path chosen on the first page, and
-   handles the keys /, left and right. Pages work without it, and without storage. */
+/* Navigation: shows the current entry in the sidebar, marks pages that were read to their
+   end, lets Next follow a path chosen on the first page, and handles the keys /, left and
+   right. Pages also work without this script, and the script without storage. */
 "use strict";
 (() => {
   const stored = {
@@ -37,14 +37,15 @@
     }).observe(end);
   }
 
-  /* Adds a button that makes these links the path to follow. */
+  /* Add a button that selects these links as the path to follow. */
   function offer(name, place, links) {
     const button = document.createElement("button");
     const path = { name, pages: links.map((link) => [addressOf(link), link.textContent]) };
     const isChosen = () => stored.get("path")?.name === name;
     const update = () => button.setAttribute("aria-pressed", isChosen());
     button.className = "follow";
-    button.textContent = `Let Next follow “${name}”`;
+    button.textContent = "follow";
+    button.title = `Make Next follow the path “${name}”`;
     button.addEventListener("click", () => {
       stored.set("path", isChosen() ? null : path);
       document.dispatchEvent(new Event("path"));
@@ -75,15 +76,15 @@
   }
 
   document.addEventListener("keydown", (event) => {
-    const held = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey;
-    if (held || event.defaultPrevented || document.activeElement !== document.body) return;
+    const modified = event.altKey || event.ctrlKey || event.metaKey || event.shiftKey;
+    if (modified || event.defaultPrevented || document.activeElement !== document.body) return;
     if (document.querySelector("dialog[open]")) return;
     if (event.key === "/") {
       event.preventDefault();
       document.querySelector(".search-button__button")?.click();
     }
-    const way = { ArrowLeft: "a.left-prev", ArrowRight: "a.right-next" }[event.key];
-    if (way) document.querySelector(way)?.click();
+    const link = { ArrowLeft: "a.left-prev", ArrowRight: "a.right-next" }[event.key];
+    if (link) document.querySelector(link)?.click();
   });
   markReadPages();
   offerPaths();

@@ -1,7 +1,7 @@
-"""Draw the book's face: shardings.svg, the logo, and the card for shared links.
+"""Draw the landing page's figure shardings.svg, the logo, and the link preview.
 
-The figure is one 8 x 8 matrix, laid over eight devices in six ways; JAX itself says
-who holds what. Needs JAX and Matplotlib; run it as  python book/figures/shardings.py
+The figure is an 8 x 8 matrix with six shardings over eight devices, computed by JAX.
+Needs JAX and Matplotlib; run it as  python book/figures/shardings.py
 """
 
 from pathlib import Path
@@ -20,22 +20,22 @@ RING = [(0, 0), (6, 0), (12, 0), (12, 6), (12, 12), (6, 12), (0, 12), (0, 6)]
 STYLE = """<style>svg { fill: #59636e }
 @media (prefers-color-scheme: dark) { svg { fill: #9ea8b3 } }</style>
 """
-GAP = 0.3  # between blocks, where a row of the matrix is 1 high
+GAP = 0.3  # between blocks, in rows of the matrix
 
 
 def draw_layout(ax: plt.Axes, mesh: jax.sharding.Mesh, spec: tuple) -> None:
-    """Draw each block as a rounded tile, a stripe for each device that holds it."""
-    held = NamedSharding(mesh, PartitionSpec(*spec)).devices_indices_map((8, 8))
-    for device, cut in held.items():
-        (top, bottom), (left, right) = (part.indices(8)[:2] for part in cut)
+    """Draw each block as a rounded tile with a stripe for each device that holds it."""
+    indices = NamedSharding(mesh, PartitionSpec(*spec)).devices_indices_map((8, 8))
+    for device, index in indices.items():
+        (top, bottom), (left, right) = (part.indices(8)[:2] for part in index)
         width, height = right - left - GAP, bottom - top - GAP
         look = dict(boxstyle="round, pad=0, rounding_size=0.25", transform=ax.transData)
         tile = FancyBboxPatch((left, top), width, height, **look)
-        same = [other for other in held if held[other] == cut]
-        stripe = width / len(same)
-        at = left + stripe * same.index(device)
+        replicas = [other for other in indices if indices[other] == index]
+        stripe = width / len(replicas)
+        at = left + stripe * replicas.index(device)
         look = dict(color=COLORS[device.id], lw=0, clip_path=tile)
-        overlap = 0.05  # lets no paper shine through between two stripes
+        overlap = 0.05  # hides the background between two stripes
         ax.add_patch(Rectangle((at, top), stripe + overlap, height, **look))
         middle = at + stripe / 2, top + height / 2
         look = dict(size=11, color="#111111", ha="center", va="center_baseline")
@@ -47,14 +47,14 @@ def draw_layout(ax: plt.Axes, mesh: jax.sharding.Mesh, spec: tuple) -> None:
 
 
 def draw_layouts(figure: Figure, **place: float) -> None:
-    """Draw the six layouts into the given part of a figure."""
+    """Draw the six layouts into a part of a figure."""
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     for ax, spec in zip(figure.subplots(2, 3, gridspec_kw=place).flat, SPECS):
         draw_layout(ax, mesh, spec)
 
 
 def write_figure(file: Path) -> None:
-    """Write the six layouts, 640 x 460, for light pages and dark ones."""
+    """Write the six layouts, 640 x 460 pixels, for light and dark pages."""
     figure = plt.figure(figsize=(640 / 96, 460 / 96))
     place = dict(left=0.02, right=0.98, bottom=0.02, top=0.925)
     draw_layouts(figure, **place, wspace=0.14, hspace=0.22)
@@ -74,7 +74,7 @@ def write_logo(file: Path) -> None:
 
 
 def write_card(file: Path) -> None:
-    """Write the picture that other sites show beside a link to the book, 1200 x 630."""
+    """Write the preview that other sites show with a link, 1200 x 630 pixels."""
     figure = plt.figure(figsize=(1200 / 96, 630 / 96))
     place = dict(left=0.42, right=0.95, bottom=0.14, top=0.833)
     draw_layouts(figure, **place, wspace=0.14, hspace=0.25)
