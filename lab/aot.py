@@ -1,9 +1,9 @@
 """Compile the book's main programs for absent chips: `nox -s lab -- aot`.
 
-A part is a chapter, and nothing runs on a chip. Chapter 27 defines its programs in
-cells tagged `recorded`. Those of other chapters are expressions, evaluated at the end
-of the chapter on eight emulated devices: `jax.export` exports each program with its
-shardings, and another compiler compiles it for eight of its devices.
+Each part is a chapter; nothing runs on a chip. Chapter 27 defines its programs in cells
+tagged `recorded`. Programs of other chapters are expressions, evaluated at the end of
+the chapter on eight emulated devices: `jax.export` exports each with its shardings, and
+the compiler of another platform compiles it for eight devices.
 """
 
 import io
@@ -18,16 +18,16 @@ from jax.export import export
 from jax.sharding import Mesh, NamedSharding
 from record import ROOT, Part, installed
 
-LAST = "27_compiling_for_tpus"
-EVERYWHERE = ("TPU v5e", "TPU v5p", "TPU v6e", "TPU7x", "H100")
-IN_A_PLANE = "v5p:2x4x1"  # the eight chips that "TPU v5p" has in a box
+CHAPTER_27 = "27_compiling_for_tpus"
+ALL_CHIPS = ("TPU v5e", "TPU v5p", "TPU v6e", "TPU7x", "H100")
+FLAT_V5P = "v5p:2x4x1"  # eight chips in a plane; "TPU v5p" has them in a box
 CHIPS = ("TPU v5e", "H100")
-HERE_TOO = {"CPU": "cpu", "TPU v5e": "tpu", "H100": "cuda"}  # for other chapters
-MADE_IN_27 = {  # for which chips, and what chapters 26 and 27 read besides bytes sent
-    "data_parallel": (EVERYWHERE, "numbers, order, lines"),
-    "fully_sharded": ((*EVERYWHERE, IN_A_PLANE), "numbers, order"),
-    "data_parallel_wide": (EVERYWHERE, "numbers, order"),
-    "fully_sharded_wide": ((*EVERYWHERE, IN_A_PLANE), "order"),
+PLATFORMS = {"CPU": "cpu", "TPU v5e": "tpu", "H100": "cuda"}  # for other chapters
+PROGRAMS_27 = {  # the chips, and what chapters 26 and 27 show besides bytes sent
+    "data_parallel": (ALL_CHIPS, "numbers, order, lines"),
+    "fully_sharded": ((*ALL_CHIPS, FLAT_V5P), "numbers, order"),
+    "data_parallel_wide": (ALL_CHIPS, "numbers, order"),
+    "fully_sharded_wide": ((*ALL_CHIPS, FLAT_V5P), "order"),
     "fully_sharded_auto": (CHIPS, "numbers"),
     "tensor_parallel": (CHIPS, "order"),
     "experts": (CHIPS, ""),
@@ -41,7 +41,7 @@ STATE = (
     "(weights, sgd.init(weights),"
     " jax.device_put(np.zeros((64, 920), np.float32), split), *one_batch)"
 )
-# Chapter: name of a program: what is compiled and its arguments, where it has ended.
+# Chapter: program: its function and arguments, as an expression in the chapter's names.
 PROGRAMS = {
     "06_data_parallel_regression": {
         "jit": "step_one, (copied, xs, ys)",
@@ -105,22 +105,22 @@ PROGRAMS = {
         f"average, {kind}": f"make_step(ways['{kind}'], True, sgd), {STATE}"
         for kind in ("int8", "one bit")
     },
-    LAST: {name: name for name in MADE_IN_27},
+    CHAPTER_27: {name: name for name in PROGRAMS_27},
 }
-IN_MESH = ["14_logical_axes"]  # its programs are traced with their mesh set
+IN_MESH = ["14_logical_axes"]  # chapters whose programs are traced with a mesh set
 
 
-def due(chapter: str) -> list[tuple[str, str, str]]:
+def compilations(chapter: str) -> list[tuple[str, str, str]]:
     """Return the name, the expression and the chip of each program of a chapter."""
     return [
         (name, expression, chip)
         for name, expression in PROGRAMS[chapter].items()
-        for chip in (MADE_IN_27[name][0] if chapter == LAST else HERE_TOO)
+        for chip in (PROGRAMS_27[name][0] if chapter == CHAPTER_27 else PLATFORMS)
     ]
 
 
 def run_cells(chapter: str) -> dict:
-    """Run a chapter's cells, or the Setup and those tagged `recorded` if there are any;
+    """Run the cells of a chapter, or Setup and the cells tagged `recorded`, if any;
     return the names that they define."""
     path = ROOT / f"notebooks/{chapter}.ipynb"
     cells = nbformat.read(path, as_version=4).cells
@@ -130,12 +130,12 @@ def run_cells(chapter: str) -> dict:
     with redirect_stdout(io.StringIO()):
         for cell in (first, *(tagged or rest)):
             exec(compile(cell.source, "cell", "exec"), names)
-    jax.config.update("jax_disable_most_optimizations", False)  # Setup asks for the CPU
+    jax.config.update("jax_disable_most_optimizations", False)  # set by Setup for CPUs
     return names
 
 
-def moved(x, devices):
-    """Describe an array of a chapter with the same sharding over other devices."""
+def on_devices(x, devices) -> jax.ShapeDtypeStruct:
+    """Return the shape and type of an array, with its sharding over other devices."""
     sharding = None
     if isinstance(x.sharding, NamedSharding):
         mesh = x.sharding.mesh
@@ -145,54 +145,55 @@ def moved(x, devices):
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def elsewhere(step, arguments, platform: str) -> Callable:
-    """Return a step of a chapter as a program as chapter 27 defines them."""
+def exported_program(step, arguments, platform: str) -> Callable:
+    """Export a step for a platform; return it in the form of chapter 27's programs."""
     exported = export(step, platforms=[platform])(*arguments)
 
     def program(devices):
-        described = jax.tree.map(lambda x: moved(x, devices), arguments)
-        return jax.jit(exported.call), described
+        structs = jax.tree.map(lambda x: on_devices(x, devices), arguments)
+        return jax.jit(exported.call), structs
 
     return program
 
 
 def measure(*chapters: str) -> Iterator[tuple[str, list[dict]]]:
     """Compile the programs of these chapters, or of all."""
-    last = run_cells(LAST)
+    names_27 = run_cells(CHAPTER_27)
     for chapter in chapters or PROGRAMS:
-        ended = last if chapter == LAST else run_cells(chapter)
+        names = names_27 if chapter == CHAPTER_27 else run_cells(chapter)
         rows = []
-        for name, expression, chip in due(chapter):
+        for name, expression, chip in compilations(chapter):
             print(chapter, name, chip, flush=True)
-            program = eval(expression, ended)
-            if chapter != LAST:
+            program = eval(expression, names)
+            if chapter != CHAPTER_27:
                 in_mesh = chapter in IN_MESH
-                with jax.set_mesh(ended["mesh"]) if in_mesh else nullcontext():
-                    program = elsewhere(*program, HERE_TOO[chip])
-            wrote = last["what_it_wrote"](last["compile_for"](program, chip))._asdict()
-            sent = wrote.pop("collectives")
+                with jax.set_mesh(names["mesh"]) if in_mesh else nullcontext():
+                    program = exported_program(*program, PLATFORMS[chip])
+            compiled = names_27["compile_for"](program, chip)
+            facts = names_27["what_it_wrote"](compiled)._asdict()
+            sent = facts.pop("collectives")
             sent = {f"{kind} of {n}": [*cost] for (kind, n), cost in sent.items()}
             row = {"program": name, "compiled": expression, "chip": chip, "sent": sent}
-            rows.append(row | wrote if chapter == LAST else row)
+            rows.append(row | facts if chapter == CHAPTER_27 else row)
         yield chapter, rows
 
 
 def files(chapter: str) -> list[str]:
-    """The notebook of a chapter."""
+    """Return the notebook of a chapter."""
     return [f"notebooks/{chapter}.ipynb"]
 
 
 def versions() -> dict[str, str]:
-    """The versions of the compilers."""
+    """Return the versions of the compilers."""
     return installed("jax", "libtpu", "jax-cuda12-plugin")
 
 
 def cell(parts: dict[str, Part]) -> str:
-    """Return the tables of the record that chapters 26 and 27 read."""
-    part, sent, numbers, orders, lines = parts[LAST], [], {}, "", {}
+    """Return a cell with the tables that chapters 26 and 27 show."""
+    part, sent, numbers, orders, lines = parts[CHAPTER_27], [], {}, "", {}
     wrap = textwrap.TextWrapper(88, subsequent_indent="  ", break_on_hyphens=False)
     for row in part["found"]:
-        key, read = (row["program"], row["chip"]), MADE_IN_27[row["program"]][1]
+        key, read = (row["program"], row["chip"]), PROGRAMS_27[row["program"]][1]
         for name, cost in row["sent"].items():
             kind, _, size = name.partition(" of ")
             printed = row["printed"].get(kind, 0)
@@ -207,13 +208,13 @@ def cell(parts: dict[str, Part]) -> str:
     made_with = {"date": part["recorded"]} | part["versions"]
     return f'''# @title Recorded programs
 recorded_with = {made_with}
-# Program, chip, kind of collective, group size, in how many lines, times run, bytes.
+# Program, chip, kind of collective, group size, lines in the text, times run, bytes.
 recorded_sent = {sent}
-# Bytes of the arguments, of temporaries, of all at the worst moment; FLOPs.
+# Argument memory, temporary memory and peak memory in bytes; FLOPs.
 recorded_numbers = {numbers}
-# How a text says that it communicates, and arguments that lie column by column.
+# Lines that show communication, and arguments that are stored column by column.
 recorded_lines = {lines}
-# Matmuls and collectives of the ENTRY, in the order of the text.
+# Matmuls and collectives of the ENTRY computation, in the order of the text.
 recorded_orders = """
 {orders}"""
 '''

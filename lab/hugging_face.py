@@ -1,12 +1,12 @@
 """Compare launch/decoder.py with Transformers: `nox -s lab -- hugging_face`.
 
-    logits    the small checkpoints of chapters 29 and 30, opened by both
-    made      small models that Transformers makes and saves, read by us
-    written   all of these, written by us and opened by Transformers and safetensors
+    logits    the small checkpoints of chapters 29 and 30, loaded by both
+    made      small models created and saved by Transformers, loaded by decoder.py
+    written   all of these, saved by decoder.py, loaded by Transformers and safetensors
     fine_tune launch/fine_tune.py against PEFT and Transformers: losses, and adapters
-              that either has saved and the other opens
+              that one has saved and the other loads
 
-Both compute in float32: in bfloat16 each would round in its own order.
+Both compute in float32, because in bfloat16 they round in different orders.
 """
 
 import json
@@ -37,27 +37,27 @@ CHECKPOINT = "book/cells/checkpoint.py"
 CELL = runpy.run_path(str(record.ROOT / CHECKPOINT), {"jnp": jnp, "np": np})
 VARIANTS = {"qwen3": CELL["QWEN3"], "tied": CELL["TIED"], "llama": CELL["LLAMA"]}
 DEVICES = 1, 2, 8
-PROMPT, NEW = 8, 24  # tokens read, and tokens that greedy decoding adds to them
-SHOWN = 16  # of these, in the chapters
-COLUMNS = 0, 80, 160, 240  # of the logits, in the chapters
-AIM = 1e-4  # the most that two logits may differ
-LEAST_GAP = 1e-3  # between the best two, so that every machine takes the same one
+PROMPT, NEW = 8, 24  # length of a prompt, and number of tokens decoded greedily
+SHOWN = 16  # tokens of these that the chapters show
+COLUMNS = 0, 80, 160, 240  # columns of the logits that the chapters show
+TOLERANCE = 1e-4  # maximum difference of two logits
+MIN_GAP = 1e-3  # between the two highest logits, so that all machines take the same
 
 
-def some_tokens() -> np.ndarray:
-    """Two rows of 24 tokens: i32[2, 24]."""
+def token_batch() -> np.ndarray:
+    """Return a batch of two sequences of random tokens: i32[2, 24]."""
     rng = np.random.Generator(np.random.Philox(1))
     return rng.integers(2, 320, (2, 24)).astype(np.int32)
 
 
 def write(folder: Path, config: dict, files: int = 3) -> Path:
-    """A checkpoint of random bits, seed 0, as the chapters write theirs."""
+    """Write a checkpoint of random bits, seed 0, as the chapters do; return it."""
     CELL["write_checkpoint"](folder, config, CELL["random_tensors"](config, 0), files)
     return folder
 
 
-def load_theirs() -> tuple[ModuleType, ModuleType]:
-    """PyTorch and Transformers, which have nothing to ask the network."""
+def import_transformers() -> tuple[ModuleType, ModuleType]:
+    """Return the modules of PyTorch and Transformers, set to work offline."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     import transformers
@@ -67,10 +67,10 @@ def load_theirs() -> tuple[ModuleType, ModuleType]:
 
 
 def make_by_transformers(folder: Path, name: str) -> Path:
-    """A small model that Transformers makes and saves, in several files.
+    """Save a small model of Transformers in several files; return its folder.
 
-    Its weights are larger than Transformers draws them, so that wrong answers show."""
-    torch, transformers = load_theirs()
+    Its weights are larger than Transformers initialises them, so that errors show."""
+    torch, transformers = import_transformers()
     kind = transformers.Qwen3Config if "Qwen3" in name else transformers.LlamaConfig
     config = kind(
         vocab_size=320,
@@ -86,7 +86,7 @@ def make_by_transformers(folder: Path, name: str) -> Path:
         eos_token_id=None,
         tie_word_embeddings="tied" in name.split(),
     )
-    torch.manual_seed(3)  # with others some tokens are nearly equal
+    torch.manual_seed(3)  # with other seeds some logits are nearly equal
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter_name, p in model.named_parameters():
@@ -100,49 +100,51 @@ def make_by_transformers(folder: Path, name: str) -> Path:
     return folder / name
 
 
-class Answers(NamedTuple):
-    """What Transformers says."""
+class Reference(NamedTuple):
+    """Results of Transformers for tokens [b, t]."""
 
-    logits: np.ndarray  # f32[b, t, vocabulary]
-    greedy: np.ndarray  # the NEW tokens that it adds to the first few: [b, NEW]
-    gap: float  # by how much a best token's logit exceeds the next one's, at least
+    logits: np.ndarray  # f32[b, t, vocab_size]
+    greedy: np.ndarray  # tokens generated after the first PROMPT ones: i64[b, NEW]
+    gap: float  # minimum difference between the two highest logits of a position
 
 
-def theirs(folder: Path, tokens: np.ndarray) -> Answers:
-    """Transformers' answers to tokens [b, t]: a model that it opens with something
-    missing or left over is an error here, and so are tokens that rounding may swap."""
-    torch, transformers = load_theirs()
-    model, about = transformers.AutoModelForCausalLM.from_pretrained(
+def theirs(folder: Path, tokens: np.ndarray) -> Reference:
+    """Return the results of Transformers for tokens [b, t].
+
+    Raise SystemExit if weights are missing or unexpected, or if rounding could change
+    a generated token."""
+    torch, transformers = import_transformers()
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
-    if wrong := {what: names for what, names in about.items() if names}:
-        raise SystemExit(f"{folder.name}: Transformers says {wrong}")
-    given = torch.from_numpy(tokens).long()
+    if wrong := {kind: names for kind, names in info.items() if names}:
+        raise SystemExit(f"{folder.name}: Transformers reports {wrong}")
+    inputs = torch.from_numpy(tokens).long()
     with torch.no_grad():
-        scores = model(given).logits.numpy()
-        start = given[:, :PROMPT]
-        said = model.generate(
-            start,
-            attention_mask=torch.ones_like(start),
+        logits = model(inputs).logits.numpy()
+        prompt = inputs[:, :PROMPT]
+        generated = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
             max_new_tokens=NEW,
             do_sample=False,
             output_logits=True,
             return_dict_in_generate=True,
         )
-    both = np.concatenate([scores, torch.stack(said.logits, 1).numpy()], axis=1)
-    best = np.sort(both, axis=-1)
-    gap = round(float((best[..., -1] - best[..., -2]).min()), 4)
-    if gap < LEAST_GAP:
-        raise SystemExit(f"{folder.name}: two tokens are only {gap} apart")
-    return Answers(scores, said.sequences[:, PROMPT:].numpy(), gap)
+    both = np.concatenate([logits, torch.stack(generated.logits, 1).numpy()], axis=1)
+    ascending = np.sort(both, axis=-1)
+    gap = round(float((ascending[..., -1] - ascending[..., -2]).min()), 4)
+    if gap < MIN_GAP:
+        raise SystemExit(f"{folder.name}: two logits differ by only {gap}")
+    return Reference(logits, generated.sequences[:, PROMPT:].numpy(), gap)
 
 
 def ours(folder: Path, tokens: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The same of launch/decoder.py on n devices."""
+    """Return the same logits and tokens of launch/decoder.py on n devices."""
     c = decoder.read_config(folder)
     mesh = decoder.model_mesh(c, jax.devices()[:n])
     weights = decoder.load(decoder.open_folder(folder), c, mesh, jnp.float32)
-    rows, length = tokens.shape
+    batch, length = tokens.shape
 
     @jax.jit
     def forward(weights, tokens):
@@ -151,41 +153,41 @@ def ours(folder: Path, tokens: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarr
         return decoder.logits(weights, x, c)
 
     step = jax.jit(decoder.step, static_argnames="c", donate_argnames="caches")
-    none = jnp.zeros(rows, jnp.int32)  # no seed, and no heat: greedy
-    caches = decoder.empty_caches(c, rows, PROMPT + NEW, jnp.float32)
-    read, start, said = jnp.asarray(tokens[:, :PROMPT]), 0, []
+    zeros = jnp.zeros(batch, jnp.int32)  # seeds and, as floats, temperatures: greedy
+    caches = decoder.empty_caches(c, batch, PROMPT + NEW, jnp.float32)
+    inputs, start, generated = jnp.asarray(tokens[:, :PROMPT]), 0, []
     for _ in range(NEW):
-        count = read.shape[1]
-        at, of = jnp.full(rows, start), jnp.full(rows, count)
-        chosen, caches = step(weights, read, at, of, none, none * 0.0, caches, c)
-        said.append(np.asarray(chosen))
-        read, start = chosen[:, None], start + count
-    return np.asarray(forward(weights, tokens)), np.stack(said, axis=1)
+        count = inputs.shape[1]
+        at, of = jnp.full(batch, start), jnp.full(batch, count)
+        chosen, caches = step(weights, inputs, at, of, zeros, zeros * 0.0, caches, c)
+        generated.append(np.asarray(chosen))
+        inputs, start = chosen[:, None], start + count
+    return np.asarray(forward(weights, tokens)), np.stack(generated, axis=1)
 
 
-def held_against(folder: Path) -> tuple[dict, Answers]:
-    """How far we are from Transformers on each number of devices; its own answers."""
-    tokens = some_tokens()
-    said = theirs(folder, tokens)
-    found = {"gap": said.gap}
+def compare(folder: Path) -> tuple[dict, Reference]:
+    """Return our differences from Transformers, by device count, and its results."""
+    tokens = token_batch()
+    reference = theirs(folder, tokens)
+    found = {"gap": reference.gap}
     for n in DEVICES:
         logits, greedy = ours(folder, tokens, n)
-        off = float(f"{abs(logits - said.logits).max():.1e}")
-        same = bool((greedy == said.greedy).all())
-        found[f"devices {n}"] = {"off": off, "tokens": same}
-    return found, said
+        off = float(f"{abs(logits - reference.logits).max():.1e}")
+        equal = bool((greedy == reference.greedy).all())
+        found[f"devices {n}"] = {"off": off, "tokens": equal}
+    return found, reference
 
 
 def logits(folder: Path) -> dict:
-    """What Transformers says of the chapters' checkpoints, and how far we are off."""
-    found = {"row": some_tokens()[0].tolist()}
+    """Return results of Transformers for the chapters' checkpoints, and differences."""
+    found = {"row": token_batch()[0].tolist()}
     for name, config in VARIANTS.items():
-        agreed, said = held_against(write(folder / name, config))
-        shown = said.logits[0][:, COLUMNS].astype(float)
-        found[name] = agreed | {
-            "best": said.logits[0].argmax(-1).tolist(),
+        differences, reference = compare(write(folder / name, config))
+        shown = reference.logits[0][:, COLUMNS].astype(float)
+        found[name] = differences | {
+            "best": reference.logits[0].argmax(-1).tolist(),
             "logits": shown.round(6).tolist(),
-            "greedy": said.greedy[0][:SHOWN].tolist(),
+            "greedy": reference.greedy[0][:SHOWN].tolist(),
         }
     return found
 
@@ -194,59 +196,60 @@ MADE = "Llama", "Llama tied", "Qwen3", "Qwen3 tied"
 
 
 def made(folder: Path) -> dict:
-    """Models that Transformers has made, and how far we are off."""
-    return {n: held_against(make_by_transformers(folder, n))[0] for n in MADE}
+    """Return the differences for models created by Transformers."""
+    return {n: compare(make_by_transformers(folder, n))[0] for n in MADE}
 
 
 def written(folder: Path) -> dict:
-    """Checkpoints that we load onto eight devices and write again."""
+    """Load checkpoints onto eight devices, save them again and compare."""
     from safetensors.numpy import load_file
 
     found = {}
     folders = [write(folder / name, config) for name, config in VARIANTS.items()]
     folders += [make_by_transformers(folder, name) for name in MADE]
-    for read in folders:
-        files, c = decoder.open_folder(read), decoder.read_config(read)
+    for source in folders:
+        files, c = decoder.open_folder(source), decoder.read_config(source)
         weights = decoder.load(files, c, decoder.model_mesh(c))
-        again = read.with_name(f"{read.name} again")
-        decoder.save(again, weights, c, read / "config.json", limit=200_000)
-        paths, tensors = sorted(again.glob("*.safetensors")), {}
+        saved = source.with_name(f"{source.name} again")
+        decoder.save(saved, weights, c, source / "config.json", limit=200_000)
+        paths, tensors = sorted(saved.glob("*.safetensors")), {}
         for path in paths:
             tensors |= load_file(path)
         equal = {n: x.tobytes() for n, x in tensors.items()} == {
             n: np.asarray(x).tobytes() for n, x in files.items()
         }
-        before, after = (theirs(x, some_tokens()).logits for x in (read, again))
+        before, after = (theirs(x, token_batch()).logits for x in (source, saved))
         off = float(abs(after - before).max())
-        found[read.name] = {"files": len(paths), "bits equal": equal, "off": off}
+        found[source.name] = {"files": len(paths), "bits equal": equal, "off": off}
     return found
 
 
 # --------------------------------------------------------------------- fine-tuning
 
-STEPS, ROWS = 50, 8  # of a batch
+STEPS, BATCH = 50, 8
 RANK, ALPHA = 8, 16
 RATES = {"LoRA": 1e-2, "all weights": 1e-3}
-LOSS_AIM = 1e-3  # the most that two losses may differ in STEPS steps
+LOSS_TOLERANCE = 1e-3  # maximum difference of two losses within STEPS steps
 
 
-def write_rows(path: Path, count: int, vocabulary: int, sizes: list[int]) -> Path:
-    """Rows that count on, of unlike lengths: prompts and answers below these sizes."""
+def write_rows(path: Path, count: int, vocab_size: int, sizes: list[int]) -> Path:
+    """Write examples of consecutive tokens, with prompts and answers of random lengths
+    below these sizes."""
     rng = np.random.Generator(np.random.Philox(2))
     with path.open("w") as file:
         for _ in range(count):
             start, size, more = rng.integers(
-                [2, 2, 1], [vocabulary - sum(sizes), *sizes]
+                [2, 2, 1], [vocab_size - sum(sizes), *sizes]
             )
-            said = list(range(start, start + size + more))
-            row = {"tokens": said[:size], "answer": said[size:]}
+            tokens = list(range(start, start + size + more))
+            row = {"tokens": tokens[:size], "answer": tokens[size:]}
             print(json.dumps(row), file=file)
     return path
 
 
 def batches_of(base: Path, rows: Path) -> Callable[[int], tuple]:
-    """A function that gives the batch of a step of launch/fine_tune.py: tokens,
-    which of them are real, and the tokens of answers or -100, each [ROWS, t]."""
+    """Return a function from a step of launch/fine_tune.py to its batch: tokens, a mask
+    of padding, and labels, which are -100 outside answers; each [BATCH, t]."""
     import fine_tune
     import generate
 
@@ -254,25 +257,26 @@ def batches_of(base: Path, rows: Path) -> Callable[[int], tuple]:
     longest = max(len(row.tokens) for row in every)
 
     def batch(step: int) -> tuple:
-        some = fine_tune.rows_of_step(every, 0, step, ROWS)
-        tokens, targets = fine_tune.make_batch(some, ROWS, longest)
+        some = fine_tune.rows_of_step(every, 0, step, BATCH)
+        tokens, targets = fine_tune.make_batch(some, BATCH, longest)
         labels = np.full(tokens.shape, -100)
         labels[:, 1:] = np.where(targets[:, :-1] < 0, -100, targets[:, :-1])
-        return tokens, tokens > 0, labels  # no row has a token 0
+        return tokens, tokens > 0, labels  # token 0 is only padding
 
     return batch
 
 
 def their_step(model: object, rate: float, steps: int) -> Callable:
-    """A function that takes a step of AdamW, without decay, on a batch: its loss."""
-    torch, transformers = load_theirs()
+    """Return a function that makes a step of AdamW, without weight decay, on a batch
+    and returns the loss."""
+    torch, transformers = import_transformers()
     params = [p for p in model.parameters() if p.requires_grad]
     adam = torch.optim.AdamW(params, lr=rate, weight_decay=0.0)
     schedule = transformers.get_cosine_schedule_with_warmup(adam, steps // 10, steps)
 
     def step(tokens: np.ndarray, real: np.ndarray, labels: np.ndarray) -> float:
-        given = [torch.from_numpy(np.int64(x)) for x in (tokens, real, labels)]
-        loss = model(given[0], attention_mask=given[1], labels=given[2]).loss
+        inputs = [torch.from_numpy(np.int64(x)) for x in (tokens, real, labels)]
+        loss = model(inputs[0], attention_mask=inputs[1], labels=inputs[2]).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         adam.step()
@@ -284,7 +288,7 @@ def their_step(model: object, rate: float, steps: int) -> Callable:
 
 
 def logits_with(base: Path, place: Path | None) -> np.ndarray:
-    """Our logits of some tokens, with the adapters of a folder if there is one."""
+    """Return the logits of launch/decoder.py, with the adapters in a folder if any."""
     import adapters
 
     c = decoder.read_config(base)
@@ -293,19 +297,19 @@ def logits_with(base: Path, place: Path | None) -> np.ndarray:
     if place:
         added, lora = adapters.load_adapters(place, c, mesh)
         weights = adapters.adapt(weights, added, lora.scale)
-    tokens = some_tokens()
+    tokens = token_batch()
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     x, _ = decoder.hidden(weights, tokens, positions, c)
     return np.asarray(decoder.logits(weights, x, c))
 
 
 def fine_tune(folder: Path) -> dict:
-    """The same steps from the same weights, adapters and rows, by both; then each opens
+    """Train with both from the same weights, adapters and examples; then load with each
     what the other has saved."""
     import adapters
     import peft
 
-    torch, transformers = load_theirs()
+    torch, transformers = import_transformers()
     base = write(folder / "qwen3", VARIANTS["qwen3"])
     rows = write_rows(folder / "rows.jsonl", 100, 320, [20, 30])
     batch, found, c = batches_of(base, rows), {}, decoder.read_config(base)
@@ -313,15 +317,17 @@ def fine_tune(folder: Path) -> dict:
     fresh = adapters.new_adapters(jax.random.key(0), c, lora, one)
     adapters.save_adapters(folder / "fresh", fresh, c, lora, str(base))
 
-    def opened(name: str, place: Path | None, **how: object) -> object:
+    def load(name: str, place: Path | None, **options: object) -> object:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder / name, dtype=torch.float32
         )
-        return peft.PeftModel.from_pretrained(model, place, **how) if place else model
+        if place is None:
+            return model
+        return peft.PeftModel.from_pretrained(model, place, **options)
 
     def scores(model: object) -> np.ndarray:
         with torch.no_grad():
-            return model.eval()(torch.from_numpy(some_tokens()).long()).logits.numpy()
+            return model.eval()(torch.from_numpy(token_batch()).long()).logits.numpy()
 
     def off(ours: np.ndarray, theirs: np.ndarray) -> float:
         return float(f"{abs(ours - theirs).max():.1e}")
@@ -329,43 +335,43 @@ def fine_tune(folder: Path) -> dict:
     for what, rate in RATES.items():
         is_lora = what == "LoRA"
         fresh_place = folder / "fresh" if is_lora else None
-        how = {"is_trainable": True} if is_lora else {}
-        model = opened("qwen3", fresh_place, **how)
-        take = their_step(model.train(), rate, STEPS)
-        losses = [take(*batch(number)) for number in range(STEPS)]
+        options = {"is_trainable": True} if is_lora else {}
+        model = load("qwen3", fresh_place, **options)
+        step = their_step(model.train(), rate, STEPS)
+        losses = [step(*batch(number)) for number in range(STEPS)]
         row = {"losses": [round(loss, 6) for loss in losses], "off": {}}
         for n in DEVICES:
             out = folder / f"{what} {n}"
             kind = ["--rank", RANK, "--alpha", ALPHA] if is_lora else ["--full"]
-            words = [base, rows, "--out", out, "--steps", STEPS, "--rate", rate, *kind]
-            words += ["--emulate", n, "--log-every", 1, "--batch", ROWS]
-            command = [sys.executable, record.ROOT / FINE_TUNE, *words]
+            args = [base, rows, "--out", out, "--steps", STEPS, "--rate", rate, *kind]
+            args += ["--emulate", n, "--log-every", 1, "--batch", BATCH]
+            command = [sys.executable, record.ROOT / FINE_TUNE, *args]
             done = subprocess.run(
                 [*map(str, command)], check=True, stdout=subprocess.PIPE, text=True
             )
-            told = re.findall(r"^step +\d+  loss (\S+)$", done.stdout, re.M)
-            assert len(told) == STEPS, done.stdout
-            row["off"][f"devices {n}"] = off(np.float64(told), np.float64(losses))
+            printed = re.findall(r"^step +\d+  loss (\S+)$", done.stdout, re.M)
+            assert len(printed) == STEPS, done.stdout
+            row["off"][f"devices {n}"] = off(np.float64(printed), np.float64(losses))
         ours = folder / f"{what} 8"
         if is_lora:
             model.save_pretrained(folder / "theirs")
             pairs = {
-                "opened by PEFT": (ours, opened("qwen3", ours)),
+                "opened by PEFT": (ours, load("qwen3", ours)),
                 "opened by us": (folder / "theirs", model),
             }
-            for name, (place, said) in pairs.items():
-                row[name] = off(logits_with(base, place), scores(said))
+            for name, (place, other) in pairs.items():
+                row[name] = off(logits_with(base, place), scores(other))
             before = logits_with(base, None)
             row["logits moved"] = round(float(abs(scores(model) - before).max()), 2)
         else:
             row["opened by Transformers"] = off(
-                logits_with(ours, None), scores(opened(ours.name, None))
+                logits_with(ours, None), scores(load(ours.name, None))
             )
         found[what] = row
         print(f"{what}: {row}", flush=True)
     reached = {
-        what: max(row["off"].values()) <= LOSS_AIM
-        and max(row[name] for name in row if name.startswith("opened")) <= AIM
+        what: max(row["off"].values()) <= LOSS_TOLERANCE
+        and max(row[name] for name in row if name.startswith("opened")) <= TOLERANCE
         for what, row in found.items()
     }
     return found | {"steps": STEPS, "reached": reached}
@@ -395,26 +401,27 @@ def versions() -> dict[str, str]:
     return record.installed("jax", "torch", "transformers", "safetensors", "peft")
 
 
-def same(kept: object, found: object) -> bool:
-    """Whether two results agree: numbers to within AIM, losses in what they reached."""
-    if isinstance(kept, dict) and isinstance(found, dict):
-        if "reached" in kept:
-            return kept["reached"] == found.get("reached")
-        alike = kept.keys() == found.keys()
-        return alike and all(same(kept[name], found[name]) for name in kept)
-    if isinstance(kept, list) and isinstance(found, list):
-        return len(kept) == len(found) and all(map(same, kept, found))
-    if isinstance(kept, float) and isinstance(found, float):
-        return abs(kept - found) <= AIM + 5e-5  # and what rounding adds
-    return kept == found
+def same(old: object, new: object) -> bool:
+    """Return whether two results agree: numbers within TOLERANCE, and which losses did
+    so in a comparison of losses."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        if "reached" in old:
+            return old["reached"] == new.get("reached")
+        same_keys = old.keys() == new.keys()
+        return same_keys and all(same(old[name], new[name]) for name in old)
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(same, old, new))
+    if isinstance(old, float) and isinstance(new, float):
+        return abs(old - new) <= TOLERANCE + 5e-5  # records are rounded
+    return old == new
 
 
 def cell(parts: dict[str, record.Part]) -> str:
-    """What chapters 29 and 30 show of the record."""
+    """Return a cell with what chapters 29 and 30 show of the record."""
     part = parts["logits"]
-    found, about = part["found"], part["versions"]
+    found, versions = part["found"], part["versions"]
     made_with = {"date": part["recorded"]}
-    made_with |= {name: about[name] for name in ("transformers", "torch")}
+    made_with |= {name: versions[name] for name in ("transformers", "torch")}
 
     def numbers(of: list[int]) -> str:
         lines = textwrap.wrap(" ".join(map(str, of)), 60)
@@ -424,17 +431,17 @@ def cell(parts: dict[str, record.Part]) -> str:
     text = f"{HEAD}TRANSFORMERS_ON = {made_with}\nTOKENS = {numbers(found['row'])}\n"
     text += f"COLUMNS = {[*COLUMNS]}\nTRANSFORMERS = {{"
     for name in VARIANTS:
-        said = found[name]
-        text += f"{name!r}: {{'best': {numbers(said['best'])}, 'greedy': "
-        text += f"{numbers(said['greedy'])}, 'logits': {said['logits']}}}, "
+        result = found[name]
+        text += f"{name!r}: {{'best': {numbers(result['best'])}, 'greedy': "
+        text += f"{numbers(result['greedy'])}, 'logits': {result['logits']}}}, "
     return text + "}\n"
 
 
 HEAD = """\
-# @title Recorded answers of Transformers
-# Written by `nox -s lab -- hugging_face --record`: what Transformers computes, in
-# float32, from the small checkpoints with seed 0 that this notebook writes.
-#   best     the best next token at each position of TOKENS
-#   logits   of these COLUMNS, at each position of TOKENS
-#   greedy   the 16 tokens that follow the first 8
+# @title Recorded results of Transformers
+# Written by `nox -s lab -- hugging_face --record`: results of Transformers in float32
+# for the small checkpoints with seed 0 that this notebook writes.
+#   best     the token with the highest logit at each position of TOKENS
+#   logits   these COLUMNS of the logits at each position of TOKENS
+#   greedy   the 16 tokens generated greedily after the first 8
 """

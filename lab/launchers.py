@@ -1,6 +1,6 @@
-"""Start launch/train.py by Open MPI and by Slurm, and compare it with one process.
+"""Start launch/train.py with Open MPI and Slurm, and compare with one process.
 
-launchers.sh starts all runs, as root on Debian or Ubuntu, and prints their seconds.
+launchers.sh starts all runs, as root on Debian or Ubuntu, and prints their durations.
 """
 
 import re
@@ -14,19 +14,19 @@ import numpy as np
 import record
 
 SCRIPT = Path(__file__).with_suffix(".sh")
-# Several devices add in another order. That changes the seventh digit of a loss, and 48
-# steps of Adam may make it the sixth. Every planted fault changed one of the first 3.
+# Several devices add in another order. That changes the seventh digit of a loss, and
+# perhaps the sixth after 48 steps of Adam. Planted faults changed one of the first 3.
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-6}
 
 
 class Run(NamedTuple):
-    """A run of launchers.sh, and the run of one process that it has to repeat."""
+    """A run of launchers.sh, whose losses must equal those of a run of one process."""
 
     processes: int
-    devices: int  # of each process
-    file: str  # that starts it
-    like: str
-    since: int = 0  # the step from whose checkpoint it goes on
+    devices: int  # per process
+    file: str  # in launch/, starts the run
+    reference: str  # name of the run of one process
+    since: int = 0  # step of the checkpoint that it restores
 
 
 ONE, LONGER = "one process", "one process, longer"
@@ -35,7 +35,7 @@ RUNS = {
     LONGER: Run(1, 8, "train.py", LONGER),
     "Open MPI": Run(2, 4, "mpirun.sh", ONE),
     "Open MPI, restarted": Run(4, 2, "mpirun.sh", ONE, since=20),
-    "Open MPI, told to stop": Run(2, 4, "mpirun.sh", LONGER),
+    "Open MPI, stopped": Run(2, 4, "mpirun.sh", LONGER),
     "Open MPI, one process killed": Run(2, 4, "mpirun.sh", LONGER),
     "Slurm": Run(2, 4, "job.sbatch", ONE),
     "Slurm, restarted": Run(4, 2, "job.sbatch", ONE, since=20),
@@ -45,12 +45,12 @@ RUNS = {
 
 
 def files(part: str) -> set[str]:
-    """Return the script, and the file that starts it."""
+    """Return the training script and the file that starts it."""
     return {"launch/train.py", "launch/lifecycle.py", f"launch/{RUNS[part].file}"}
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of both launchers and of JAX."""
+    """Return the versions of both launchers and JAX."""
     found = {}
     for name, program in (("Open MPI", "mpirun"), ("Slurm", "slurmctld")):
         text = subprocess.check_output([program, "-V"], text=True)
@@ -58,8 +58,8 @@ def versions() -> dict[str, str]:
     return found | record.installed("jax")
 
 
-def numbers(output: str) -> dict[str, list[float]]:
-    """Return the losses that a run prints, each with the right answers of a test."""
+def losses(output: str) -> dict[str, list[float]]:
+    """Return [loss, correct predictions or 0] for each line of output with a loss."""
     line = r"^step +(\d+)  (loss|test loss) ([\d.]+)(?:, (\d+) of 261 right)?$"
     return {
         f"step {step} {kind}": [float(loss), int(right or 0)]
@@ -67,24 +67,24 @@ def numbers(output: str) -> dict[str, list[float]]:
     }
 
 
-def repeats(output: str, whole: str, since: int = 0) -> bool:
-    """Return whether a run that continues after a step repeats an uninterrupted one."""
-    # A run that was told to stop prints the step after which it continues.
+def matches(output: str, reference: str, since: int = 0) -> bool:
+    """Return whether a run, restored from step `since`, prints the same losses."""
+    # A run that was stopped prints the step after which it continues.
     stops = [str(since)] if since else re.findall(r"^stopped: .* (\d+)$", output, re.M)
     restored = re.findall(r"^step +(\d+)  restored$", output, re.M)
-    found, expected = numbers(output), numbers(whole)
-    due = [name for name in expected if int(name.split()[1]) >= since]
+    found, expected = losses(output), losses(reference)
+    names = [name for name in expected if int(name.split()[1]) >= since]
     return restored == stops and np.allclose(
-        [found.get(name, [np.nan] * 2) for name in due],
-        [expected[name] for name in due],
+        [found.get(name, [np.nan] * 2) for name in names],
+        [expected[name] for name in names],
         **TOLERANCE,
     )
 
 
 def runs() -> Iterator[tuple[str, int, str]]:
-    """Yield each run as it ends: its name, its seconds and its output."""
-    words = ["setpriv", "--pdeathsig", "TERM", "bash", str(SCRIPT)]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    """Yield name, seconds and output of each run as soon as it ends."""
+    command = ["setpriv", "--pdeathsig", "TERM", "bash", str(SCRIPT)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     output = ""
     try:
         for line in process.stdout:
@@ -97,7 +97,7 @@ def runs() -> Iterator[tuple[str, int, str]]:
             sys.exit(f"{output}{SCRIPT.name} exited with status {status}")
     finally:
         process.terminate()
-        process.communicate(timeout=10)  # every started process holds the pipe open
+        process.communicate(timeout=10)  # waits until all started processes have ended
 
 
 def measure(*parts: str) -> Iterator[tuple[str, dict]]:
@@ -107,14 +107,14 @@ def measure(*parts: str) -> Iterator[tuple[str, dict]]:
         run = RUNS[part]
         logs[part] = output
         found = {"processes": run.processes, "devices": run.devices, "seconds": seconds}
-        if not repeats(output, logs[run.like], run.since):
-            sys.exit(f"{output}{part}: it does not repeat\n{logs[run.like]}")
-        found["loss"] = [*numbers(output).values()][-1][0]
+        if not matches(output, logs[run.reference], run.since):
+            sys.exit(f"{output}{part}: losses differ from\n{logs[run.reference]}")
+        found["loss"] = [*losses(output).values()][-1][0]
         print(f"{part}: {seconds} s", flush=True)
         if part in (parts or RUNS):
             yield part, found
 
 
-def same(kept: dict, found: dict) -> bool:
+def same(old: dict, new: dict) -> bool:
     """Return whether two runs end with the same loss; their seconds always differ."""
-    return np.allclose(kept.get("loss", 0), found.get("loss", 0), **TOLERANCE)
+    return np.allclose(old.get("loss", 0), new.get("loss", 0), **TOLERANCE)

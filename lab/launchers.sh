@@ -1,21 +1,21 @@
 #!/bin/bash
-# Start launch/train.py by itself, by Open MPI and by Slurm, and show what it prints:
+# Start launch/train.py alone, with Open MPI and with Slurm, and print its output:
 #
 #     bash lab/launchers.sh
 #
-# It needs Debian or Ubuntu, root that may make namespaces (in a container: docker run
-# --privileged) and a python with the book's packages on the PATH. Of Open MPI, Slurm
-# and MUNGE it installs what is missing. All else happens in namespaces that end with
-# this script, and with them all processes and daemons, their ports, mounts and files.
+# It needs Debian or Ubuntu, root with the right to create namespaces (in a container:
+# docker run --privileged), and a python with the book's packages on the PATH. It
+# installs Open MPI, Slurm and MUNGE if they are missing. Everything else runs in
+# namespaces that end with this script: processes, daemons, ports, mounts and files.
 set -euo pipefail
 PATH=$PATH:/usr/sbin
 
 install_missing() (
   type mpirun slurmctld munged ip >/dev/null 2>&1 && exit
-  asked=/usr/sbin/policy-rc.d # whether a new package may start its daemons: 101 is no
-  if [ ! -e "$asked" ]; then
-    trap 'rm "$asked"' EXIT
-    install -m 755 <(printf '#!/bin/sh\nexit 101\n') "$asked"
+  policy=/usr/sbin/policy-rc.d # status 101: new packages must not start their daemons
+  if [ ! -e "$policy" ]; then
+    trap 'rm "$policy"' EXIT
+    install -m 755 <(printf '#!/bin/sh\nexit 101\n') "$policy"
   fi
   export DEBIAN_FRONTEND=noninteractive
   apt-get -qq update
@@ -25,8 +25,8 @@ install_missing() (
 
 if [ "${1:-}" != inside ]; then
   install_missing >&2
-  # However this script ends, unshare ends too; with it the first process inside ends,
-  # and with that one, by the kernel, all others.
+  # When this script ends, unshare ends too, and with it the first process inside; the
+  # kernel then ends all other processes of the namespace.
   trap 'kill -KILL $! 2>/dev/null || :' EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
@@ -39,7 +39,7 @@ fi
 # ------------------------------------------------------------- inside the namespaces
 
 launch=$(realpath "$(dirname "$0")/../launch")
-# Two interfaces, of which Open MPI and Slurm want one that is not lo; none leads outside.
+# Open MPI and Slurm need an interface other than lo; neither interface leads outside.
 ip link set lo up
 ip link add net0 type veth peer name net1
 ip address add 192.0.2.1/24 dev net0
@@ -54,7 +54,7 @@ short=(--steps 48 --save-every 20 --log-every 8)
 long=(--steps 240 --save-every 200 --log-every 20)
 limit=240 # seconds for a run; on a busy machine one takes 60
 
-begin() { # a run of this name in a copy of launch/, perhaps from another's step 20
+begin() { # NAME [RUN]: begin a run in a copy of launch/, perhaps from step 20 of RUN
   name=$1
   mkdir -p "/run/$name/checkpoints"
   cd "/run/$name"
@@ -63,12 +63,12 @@ begin() { # a run of this name in a copy of launch/, perhaps from another's step
   SECONDS=0
 }
 
-slowly() { # each step of the run takes longer: a signal arrives before the last one
+slowly() { # make each step of the run longer, so that signals arrive before the last
   printf '%s\n' 'set_limit = limit' \
-    'limit = lambda *words: set_limit(*words) or time.sleep(0.05)' >>lifecycle.py
+    'limit = lambda *args: set_limit(*args) or time.sleep(0.05)' >>lifecycle.py
 }
 
-end() { # of the run, for lab/launchers.py to read
+end() { # print the end of the run, which lab/launchers.py reads
   echo "== $name: $SECONDS s"
 }
 
@@ -77,7 +77,7 @@ fail() {
   exit 1
 }
 
-within() { # so many seconds, a command has to come true
+within() { # SECONDS COMMAND...: wait until the command succeeds
   local last=$((SECONDS + $1))
   until "${@:2}"; do
     [ $SECONDS -lt $last ] || fail "not in $1 seconds: ${*:2}"
@@ -99,13 +99,13 @@ begin "Open MPI, restarted" "Open MPI"
 timeout $limit sh mpirun.sh 4 --emulate 2 "${short[@]}"
 end
 
-# mpirun.sh itself is told to stop, and then one of its processes is killed.
-begin "Open MPI, told to stop"
+# Send SIGTERM to mpirun.sh itself; in the next run, kill one of its processes.
+begin "Open MPI, stopped"
 slowly
 sh mpirun.sh 2 --emulate 4 "${long[@]}" >log 2>&1 &
 within $limit grep -q "  loss " log
 kill -TERM $!
-wait $! && fail "it went on"
+wait $! && fail "mpirun.sh did not stop"
 timeout $limit sh mpirun.sh 2 --emulate 4 "${long[@]}" >>log 2>&1
 cat log
 end
@@ -119,9 +119,9 @@ grep -q "^mpirun.sh: ended with .*, and starts again" log || fail "no second sta
 cat log
 end
 
-# One node, this machine, which says that it has eight processors. A job that goes back
-# into the queue waits for a second longer than cred_expire, which is two minutes unless
-# said, and then for the scheduler, which looks every half minute unless said.
+# One node, this machine, configured with eight processors. A requeued job waits one
+# second longer than cred_expire (default: two minutes), and then for the next run of
+# the scheduler (default: every half minute).
 mkdir /run/munge /run/state /run/spool
 cat >/run/slurm.conf <<CONF
 ClusterName=launchers
@@ -139,7 +139,7 @@ KillWait=5
 NodeName=localhost CPUs=8
 PartitionName=all Nodes=localhost Default=YES
 CONF
-# Nothing here uses cgroups; before 24.05, cgroup/v1 is what leaves them alone.
+# Nothing here uses cgroups; before 24.05, the plugin cgroup/v1 does not touch them.
 case $(slurmctld -V) in
   *" 22."* | *" 23."*) echo CgroupPlugin=cgroup/v1 ;;
   *) echo CgroupPlugin=disabled ;;
@@ -155,7 +155,7 @@ within 120 idle
 
 trains() { grep -q "  loss " "train-$job.log" 2>/dev/null; }
 ended() { [ -z "$(squeue --noheader --jobs="$job")" ]; }
-finish() { # the job: in this state, after so many restarts
+finish() { # SECONDS STATE RESTARTS: wait for the job and check how it ended
   within "$1" ended
   cat "train-$job.log"
   scontrol show job --oneliner "$job" | grep "JobState=$2 .*Restarts=$3 " >/dev/null ||
@@ -178,8 +178,8 @@ scancel --signal=TERM "$job"
 within $limit grep -q "^stopped: " "train-$job.log"
 finish $limit COMPLETED 1
 
-# One process is killed, and the other hangs, so that it cannot end by itself: srun ends
-# it, and the job goes back into the queue.
+# Kill one process and suspend the other, which then cannot end by itself: srun ends it,
+# and the job is requeued.
 begin "Slurm, one process killed"
 slowly
 job=$(sbatch --parsable --ntasks=2 job.sbatch --emulate 4 "${long[@]}")

@@ -1,6 +1,6 @@
-"""Run the PyTorch programs that a page of book shows, by torchrun.
+"""Run the PyTorch programs of book/from_pytorch_parallelism.md with torchrun.
 
-Each program is a part, and its record is what the two processes found.
+Each program is a part; its record is the results of the two processes.
 """
 
 import json
@@ -14,17 +14,17 @@ from pathlib import Path
 import record
 
 PROGRAMS = "book/pytorch_programs.py"
-LIMIT = 600  # seconds, of which a busy machine takes 200
+LIMIT = 600  # seconds; a busy machine takes 200
 SETTINGS = {
     "GLOO_SOCKET_IFNAME": "lo",
     "OMP_NUM_THREADS": "1",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun's own listens everywhere
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # torchrun's listens on all interfaces
     "TORCH_FR_BUFFER_SIZE": "100",
 }
 
 
 def measure(*wanted: str) -> Iterator[tuple[str, list[dict]]]:
-    """Let torchrun start two processes, which run these programs, or all."""
+    """Run these programs, or all, in two processes started by torchrun."""
     options = "--nproc-per-node=2 --max-restarts=1 --local-addr=127.0.0.1".split()
     options += ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file"]
     with tempfile.TemporaryDirectory() as folder:
@@ -35,10 +35,10 @@ def measure(*wanted: str) -> Iterator[tuple[str, list[dict]]]:
         try:
             process.wait(LIMIT)
         finally:
-            process.terminate()  # it ends its processes first
+            process.terminate()  # torchrun ends its processes first
             process.wait()
         if process.returncode:
-            raise SystemExit(f"torchrun ended with {process.returncode}")
+            raise SystemExit(f"torchrun ended with status {process.returncode}")
         texts = [Path(folder, f"rank{rank}.json").read_text() for rank in (0, 1)]
     first, second = map(json.loads, texts)
     for name in first:

@@ -1,11 +1,10 @@
-"""Keep measured values in book/measured, and find those that are older than the code.
+"""Store measured values in book/measured, and find those that are older than the code.
 
-book/measured/NAME.json holds the parts of a record. Each part has its results, the
-date, the commit, the machine, the versions, and a digest of every file that was
-measured. A part is *older* if one of those files would now run differently. Comments,
-docstrings, layout, type hints of functions and the records that a notebook holds do
-not count, and neither do files that have since left the repository: a retired program
-stands at the commit of its record.
+book/measured/NAME.json stores the parts of a record. Each part has its results, the
+date, the commit, the machine, the versions, and a digest of every measured file. A part
+is *older* if one of those files would now run differently. Comments, docstrings,
+formatting, type hints of functions and recorded values in a notebook do not count.
+Files that were deleted do not count either: a page links them at the recorded commit.
 """
 
 import ast
@@ -24,13 +23,13 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-KEPT = ROOT / "book/measured"
+RECORDS = ROOT / "book/measured"
 Part = dict  # recorded, commit, on, versions, of, found
 DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
 
-def meaning(code: str) -> str:
-    """Return the syntax tree of a program without comments, docstrings and hints."""
+def normal_form(code: str) -> str:
+    """Return the syntax tree of code without comments, docstrings and type hints."""
     tree = ast.parse(re.sub(r"^([ \t]*)[%!].*$", r"\1pass", code, flags=re.MULTILINE))
     for node in ast.walk(tree):
         if isinstance(node, DEFINITIONS) and ast.get_docstring(node) is not None:
@@ -39,13 +38,13 @@ def meaning(code: str) -> str:
             node.returns = None
         if isinstance(node, ast.arg):
             node.annotation = None
-    # Python before 3.13 also names the empty lists of a tree.
+    # Before Python 3.13, ast.dump also shows empty lists.
     return re.sub(r", \w+=\[\]|\w+=\[\](, )?", "", ast.dump(tree))
 
 
 @cache
 def digest(path: Path) -> str:
-    """Return a digest of what a notebook or a program does, or of a file's bytes."""
+    """Return a digest of the code of a notebook or program, or of a file's bytes."""
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
         code = "\n".join(
@@ -54,9 +53,9 @@ def digest(path: Path) -> str:
         for cell in sorted((ROOT / "book/cells").glob("recorded_*.py")):
             _, _, recorded = cell.read_text().strip().partition("\n")  # without title
             code = code.replace(recorded, "")
-        content = meaning(code).encode()
+        content = normal_form(code).encode()
     elif path.suffix == ".py":
-        content = meaning(path.read_text()).encode()
+        content = normal_form(path.read_text()).encode()
     else:
         content = path.read_bytes()
     return hashlib.sha256(content).hexdigest()[:16]
@@ -66,30 +65,30 @@ def commit() -> str:
     """Return the commit that is checked out, and whether files differ from it."""
     short = ["rev-parse", "--short", "HEAD"]
     status = ["status", "--porcelain", "--untracked-files=no"]
-    status += [":!book/measured", ":!book/cells/recorded_*"]  # what records write
+    status += [":!book/measured", ":!book/cells/recorded_*"]  # records write these
     name, edits = (
-        subprocess.check_output(["git", *words], cwd=ROOT, text=True).strip()
-        for words in (short, status)
+        subprocess.check_output(["git", *args], cwd=ROOT, text=True).strip()
+        for args in (short, status)
     )
     return f"{name} with edits" if edits else name
 
 
 def installed(*names: str) -> dict[str, str]:
-    """Return the versions of those of these packages that are installed."""
-    known = {found.name: found.version for found in distributions()}
-    return {name: known[name] for name in names if name in known}
+    """Return the versions of the named packages, except those not installed."""
+    versions = {package.name: package.version for package in distributions()}
+    return {name: versions[name] for name in names if name in versions}
 
 
 def read(name: str) -> dict[str, Part]:
     """Return the parts of a record; none if there is no record."""
-    path = KEPT / f"{name}.json"
+    path = RECORDS / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def keep(
+def save(
     name: str, part: str, found: object, of: Iterable[str], versions: dict[str, str]
 ) -> None:
-    """Write one part of a record, measured of these files, and keep its other parts."""
+    """Write one part of a record, measured of files `of`; keep the other parts."""
     system = platform.system()
     if system == "Linux":
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
@@ -104,22 +103,22 @@ def keep(
         "found": found,
     }
     text = json.dumps(dict(sorted(parts.items())), indent=1, ensure_ascii=False)
-    (KEPT / f"{name}.json").write_text(text + "\n")
+    (RECORDS / f"{name}.json").write_text(text + "\n")
 
 
 def older(part: Part) -> list[str]:
     """Return the measured files that would now run differently."""
     return [
         file
-        for file, known in part["of"].items()
-        if (ROOT / file).exists() and digest(ROOT / file) != known
+        for file, recorded in part["of"].items()
+        if (ROOT / file).exists() and digest(ROOT / file) != recorded
     ]
 
 
-def told(parts: dict[str, Part], program: str = "") -> str:
-    """Return a sentence for a page: when, by which commits, on what and with what.
+def describe(parts: dict[str, Part], program: str = "") -> str:
+    """Return the date, commits, machine and versions of a record as Markdown.
 
-    With a program that has since left the repository, each commit links to it.
+    If a program is given, which may be deleted by now, each commit links to it.
     """
     url = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     commits = {part["commit"] for part in parts.values()}
@@ -135,5 +134,5 @@ def told(parts: dict[str, Part], program: str = "") -> str:
         text += f", with {', '.join(sorted(map(' '.join, pairs)))}"
     changed = sorted({file for part in parts.values() for file in older(part)})
     if changed:
-        text += f". **Older than what it measured:** {', '.join(changed)}"
+        text += f". **Older than the present version of:** {', '.join(changed)}"
     return f"{text}."

@@ -1,8 +1,8 @@
-"""Search the built site for what people paste, and record the rank of the right page.
+"""Search the built site for published queries; record the rank of the right page.
 
-A part is a file of queries: errors and questions that were published, for which the
-page of errors was written ("asked"); errors and questions that the search was not tuned
-on ("held out"); and questions of 2025 and 2026 from users of JAX.
+A part is a file of queries: published errors and questions for which the page of errors
+was written ("asked"), errors and questions on which the search was not tuned ("held
+out"), and questions of JAX users from 2025 and 2026 ("questions").
 """
 
 import json
@@ -28,13 +28,13 @@ SEARCH = """async (queries) => {
 
 
 def entries(part: str) -> dict[str, dict]:
-    """Return the queries of a part that have an answer, by name."""
+    """Return the queries of a part that the book answers, by name."""
     found = json.loads((ROOT / FILES[part]).read_text())
     return {e.get("thread") or e["name"]: e for e in found if e["answer"]}
 
 
 def search(browser: Browser, site: str, queries: list[str]) -> list[list[dict]]:
-    """Return the best passage of each page found for each query, best first."""
+    """Return for each query the best passage of each page found, best first."""
     with browser.new_context() as context:
         page = context.new_page()
         page.goto(site + "search.html")
@@ -42,21 +42,22 @@ def search(browser: Browser, site: str, queries: list[str]) -> list[list[dict]]:
 
 
 def last_lines(text: str) -> str:
-    """Return the last error of a paste, or its last line."""
+    """Return the last error message of a pasted text, or its last line."""
     starts = [m.start() for m in re.finditer(r"(?m)^.*(Error|Warning)\b:", text)]
     return text[starts[-1] :] if starts else text.strip().splitlines()[-1]
 
 
 def ranks(browser: Browser, site: str, part: str) -> dict[str, list[int]]:
-    """Return the rank of the right page, or 0, for each paste and its last lines."""
+    """Return the ranks of the right page, 0 if not found, for each pasted text: for the
+    full text and for its last lines."""
     ranks = {name: [] for name in entries(part)}
     for form in (str, last_lines):
         queries = [form(entry["asked"]) for entry in entries(part).values()]
         results = search(browser, site, queries)
         for (name, entry), found in zip(entries(part).items(), results):
             right = {entry["answer"].partition("#")[0], *entry["also"]}
-            places = [i for i, hit in enumerate(found, 1) if hit["page"] in right]
-            ranks[name].append(min(places, default=0))
+            hits = [i for i, hit in enumerate(found, 1) if hit["page"] in right]
+            ranks[name].append(min(hits, default=0))
     return ranks
 
 

@@ -1,9 +1,9 @@
-"""On which versions every chapter passes, and how long it takes a reader.
+"""Record on which versions each chapter passes, and the seconds that it takes.
 
-`nox -s colab kaggle newest -- --record`: each of these sessions runs all chapters by
-pytest, two at a time, without flags and without compiled programs of an earlier run.
-Then, in the same environment, `python lab versions SESSION --record` reads the report
-of pytest. The versions of the lock need no record: every build runs them.
+With `nox -s colab kaggle newest -- --record`, each session runs all chapters with
+pytest, two at a time, without compiler flags and without a compilation cache. Then, in
+the same environment, `python lab versions SESSION --record` reads pytest's report. The
+locked versions need no record, because every build runs them.
 """
 
 import platform
@@ -18,7 +18,7 @@ PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint grain numpy scipy matplotlib ipython"
     " ipykernel nbclient"
 ).split()
-# A chapter's name, as nbmake reports it or as tests/test_reader.py does.
+# A chapter's name in reports of nbmake and of tests/test_reader.py.
 CASE = re.compile(r"(?:test_chapter_\w+\[)?(\d\d_\w+)(?:\.ipynb|\])")
 
 
@@ -28,7 +28,7 @@ def chapters() -> list[str]:
 
 
 def measure(*sessions: str) -> Iterator[tuple[str, dict]]:
-    """Yield the seconds of each chapter that passed in a session, else "failed"."""
+    """Yield for each session its chapters' seconds, or "failed"."""
     for session in sessions or sys.exit("which of colab, kaggle and newest?"):
         found = {}
         report = record.ROOT / f"_build/versions/{session}.xml"
@@ -41,18 +41,18 @@ def measure(*sessions: str) -> Iterator[tuple[str, dict]]:
 
 
 def files(session: str) -> list[str]:
-    """Return the files that were measured: the chapters, and Colab's versions."""
+    """Return the measured files: the chapters, and for Colab its versions."""
     pins = ["tests/colab.txt"] if session == "colab" else []
     return [*pins, *(f"notebooks/{name}.ipynb" for name in chapters())]
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that are installed where the chapters have just run."""
+    """Return the installed versions, with which the chapters have just run."""
     return {"Python": platform.python_version()} | record.installed(*PACKAGES)
 
 
 def passed(part: record.Part) -> set[str]:
-    """Return the chapters that passed in a session as they stand today."""
+    """Return the chapters that passed in a session and have not changed since."""
     changed = record.older(part)
     return {
         name
@@ -62,7 +62,7 @@ def passed(part: record.Part) -> set[str]:
 
 
 def passed_as_recorded(session: str) -> set[str]:
-    """Return the chapters that need not run again on the same pinned versions."""
+    """Return unchanged chapters that passed on the same pinned versions."""
     part = record.read("versions").get(session)
     if part is None or "tests/colab.txt" in record.older(part):
         return set()
@@ -70,7 +70,7 @@ def passed_as_recorded(session: str) -> set[str]:
 
 
 def passed_on(parts: dict[str, record.Part]) -> dict[str, set[str]]:
-    """Return the versions of JAX on which each chapter passed as it stands today."""
+    """Return the versions of JAX on which each chapter passed, if unchanged since."""
     found = {name: set() for name in chapters()}
     for part in parts.values():
         for name in passed(part) & set(found):

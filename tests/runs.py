@@ -1,6 +1,6 @@
-"""Start the programs of launch/, and train the digits by a plain loop for comparison.
+"""Start the programs of launch/, and train the digits in a plain loop for comparison.
 
-The loop uses neither devices nor processes nor checkpoints.
+The loop runs on one device in one process, without checkpoints.
 """
 
 import argparse
@@ -24,20 +24,20 @@ import numpy as np
 import optax
 import pytest
 import train
-from launchers import TOLERANCE, numbers
+from launchers import TOLERANCE, losses
 from pair import ROOT
 from sklearn.datasets import load_digits
 
 LAUNCH = ROOT / "launch"
-# JAX would not reach its own processes through a proxy, and says so. A restore that
-# Orbax rejects may leave a coroutine that nobody awaits, by chance.
+# JAX warns if a proxy is set, because its processes cannot connect through one. A
+# restore that Orbax rejects sometimes leaves a coroutine that is never awaited.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if "_proxy" not in k.lower()}
 ENVIRONMENT["PYTHONWARNINGS"] = "ignore:coroutine:RuntimeWarning"
-HANGS = 600  # seconds after which a process is said to hang; it needs 60 at most
-# What Orbax prints where a busy machine saves slowly.
+TIMEOUT = 600  # seconds until a process counts as hanging; it needs at most 60
+# Printed by Orbax if a busy machine saves slowly.
 SLOW_SAVE = re.compile(r"WARNING:absl:Waiting for previous save .*\n")
 SHORT = ["--steps", "48", "--save-every", "20", "--log-every", "8"]
-# Run a program under its own name after some lines that change it.
+# Run a program under its own name after code that changes it.
 CHANGED = """
 import runpy, sys
 sys.path.insert(0, {folder!r})
@@ -45,8 +45,8 @@ sys.argv[0] = {name!r}
 {code}
 runpy.run_path({path!r}, run_name="__main__")
 """
-# After ten steps, wait half a second before each: a signal arrives before the last.
-SLOWLY = """
+# After ten steps, sleep before each step, so that signals arrive before the last.
+SLOW_STEPS = """
 import itertools, lifecycle, time
 limit, calls = lifecycle.limit, itertools.count()
 
@@ -57,7 +57,7 @@ def slow(what, *rest):
 
 lifecycle.limit = slow
 """
-# After 24 steps, wait until there is a file `go`.
+# After 24 steps, wait until a file `go` exists.
 HANGS_IN_STEP = """
 import itertools, lifecycle, pathlib, time
 limit, calls = lifecycle.limit, itertools.count()
@@ -70,7 +70,7 @@ def hang(what, *rest):
 
 lifecycle.limit = hang
 """
-# Print a line during the save of step 40, which never ends.
+# Print a line during the save of step 40, and never finish the save.
 HANGS_IN_SAVE = """
 import asyncio, orbax.checkpoint as ocp
 path = ocp.path.atomicity.AtomicRenameTemporaryPath
@@ -90,28 +90,28 @@ linux_root = pytest.mark.skipif(
 )
 
 
-def start(name: str, *words: object, code: str = "", **how) -> subprocess.Popen:
-    """Start a program of launch/, perhaps changed by some lines."""
+def start(name: str, *args: object, code: str = "", **popen) -> subprocess.Popen:
+    """Start a program of launch/, after `code` that changes it."""
     path = str(LAUNCH / name)
     lines = CHANGED.format(folder=str(LAUNCH), name=name, code=code, path=path)
-    command = [sys.executable, *(["-c", lines] if code else [path]), *map(str, words)]
+    command = [sys.executable, *(["-c", lines] if code else [path]), *map(str, args)]
     pipes = dict.fromkeys(["stdin", "stdout", "stderr"], subprocess.PIPE)
-    return subprocess.Popen(command, text=True, **{"env": ENVIRONMENT} | pipes | how)
+    return subprocess.Popen(command, text=True, **{"env": ENVIRONMENT} | pipes | popen)
 
 
-def read_until(process: subprocess.Popen, words: str) -> str:
-    """Return what a process prints until a line begins with these words."""
+def read_until(process: subprocess.Popen, prefix: str) -> str:
+    """Return the output of a process up to a line that begins with `prefix`."""
     output = ""
     for line in process.stdout:
         output += line
-        if line.startswith(words):
+        if line.startswith(prefix):
             return output
-    raise AssertionError(f"it has ended: {output}{process.stderr.read()}")
+    raise AssertionError(f"the process ended: {output}{process.stderr.read()}")
 
 
-def statuses(processes: list[subprocess.Popen], within: float = HANGS) -> list[int]:
-    """Wait for processes and return their exit statuses; set `output` and `errors` of
-    each, what it has written to stdout and stderr, but for slow saves."""
+def statuses(processes: list[subprocess.Popen], within: float = TIMEOUT) -> list[int]:
+    """Wait for processes and return their exit statuses. Set `output` and `errors` of
+    each to its stdout and its stderr, without warnings about slow saves."""
     deadline = time.monotonic() + within
     for process in processes:
         pipes = process.communicate(timeout=deadline - time.monotonic())
@@ -119,10 +119,10 @@ def statuses(processes: list[subprocess.Popen], within: float = HANGS) -> list[i
     return [process.returncode for process in processes]
 
 
-def meeting(processes: int = 2) -> list[str]:
-    """Return the options by which processes connect; each appends its own number."""
+def coordinator_options(processes: int = 2) -> list[str]:
+    """Return the options by which processes connect; each appends its index."""
     while True:
-        port = random.randrange(20000, 30000)  # the kernel gives these to nobody
+        port = random.randrange(20000, 30000)  # not assigned by the kernel
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             address = f"127.0.0.1:{port}"
@@ -130,10 +130,10 @@ def meeting(processes: int = 2) -> list[str]:
     return ["--coordinator", address, "--processes", str(processes), "--process"]
 
 
-def options_of(program: ModuleType, *words: object) -> argparse.Namespace:
-    """Return what a program reads from a command line."""
+def options_of(program: ModuleType, *args: object) -> argparse.Namespace:
+    """Return the options that a program reads from these arguments."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["program.py", *map(str, words)])
+        patch.setattr(sys, "argv", ["program.py", *map(str, args)])
         return program.read_options()
 
 
@@ -143,110 +143,110 @@ class Run:
     def __init__(
         self,
         place: Path,
-        *words: object,
+        *args: object,
         folder: str = "checkpoints",
         devices: int = 8,
         processes: int = 1,
         first: list[str] = [],  # options of process 0 alone
-        code: str = "",  # that changes the script
+        code: str = "",  # changes the script
     ) -> None:
         self.folder = place / folder
-        words = [*SHORT, "--folder", folder, "--emulate", devices // processes, *words]
+        args = [*SHORT, "--folder", folder, "--emulate", devices // processes, *args]
         own = [[]]
         if processes > 1:
-            words += ["--heartbeat", 10, *meeting(processes)]
-            own = [[number] for number in range(processes)]
+            args += ["--heartbeat", 10, *coordinator_options(processes)]
+            own = [[index] for index in range(processes)]
         own[0] += first
-        how = {"code": code, "cwd": place, "start_new_session": True}
-        self.processes = [start("train.py", *words, *more, **how) for more in own]
+        options = {"code": code, "cwd": place, "start_new_session": True}
+        self.processes = [start("train.py", *args, *more, **options) for more in own]
 
-    def read_until(self, words: str) -> str:
-        return read_until(self.processes[0], words)
+    def read_until(self, prefix: str) -> str:
+        return read_until(self.processes[0], prefix)
 
-    def wait_for(self, done: int) -> None:
-        """Wait for a checkpoint, which gets its name when it is complete."""
-        deadline = time.monotonic() + HANGS
-        while not (self.folder / str(done)).exists():
+    def wait_for(self, step: int) -> None:
+        """Wait until the checkpoint of a step is complete, when it gets its name."""
+        deadline = time.monotonic() + TIMEOUT
+        while not (self.folder / str(step)).exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    def send(self, *signals: int, everyone: bool = False) -> None:
-        """Send signals, or SIGTERM, in turn: to the last process, or to all."""
+    def send(self, *signals: int, to_all: bool = False) -> None:
+        """Send signals, by default SIGTERM, to the last process or to all."""
         for number in signals or [signal.SIGTERM]:
-            for process in self.processes if everyone else self.processes[-1:]:
+            for process in self.processes if to_all else self.processes[-1:]:
                 process.send_signal(number)
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill all processes that are left, and what they have started."""
+        """Kill all running processes and their children."""
         for process in self.processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def end(self, within: float = HANGS) -> list[int]:
-        """Wait for all processes and return their exit statuses; `output` and `errors`
-        become lists. No process is left of those that they have started."""
+    def end(self, within: float = TIMEOUT) -> list[int]:
+        """Wait for all processes, check that their children have ended, and return the
+        exit statuses. Set `output` and `errors` to lists."""
         found = statuses(self.processes, within)
         self.output = [process.output for process in self.processes]
         self.errors = [process.errors for process in self.processes]
         for process in self.processes:
             with pytest.raises(ProcessLookupError):
-                os.killpg(process.pid, 0)  # looks for its group, and sends nothing
+                os.killpg(process.pid, 0)  # looks up the group without sending a signal
         return found
 
     def finish(self) -> str:
-        """Wait for a run that ends well, and return what it prints."""
+        """Wait for a run, check that it succeeds, and return process 0's output."""
         assert self.end() == [0] * len(self.processes), self.errors
         if len(self.processes) == 1:
             assert self.errors == [""], self.errors
         return self.output[0]
 
-    def repeats(self, start: int = 0, data: str = "numpy") -> None:
-        """Compare all that a run prints from a step on with the plain loop."""
-        output, (losses, scores) = self.finish(), plain_loop(data)
-        due = {f"step {n} loss": (losses[n - 1], 0) for n in range(8, 49, 8)}
-        due = {line: loss for line, loss in due.items() if int(line.split()[1]) > start}
-        ends = [done for done in (start, 20, 40, 48) if done and done >= start]
-        due |= {f"step {done} test loss": scores[done] for done in ends}
-        found = numbers(output)
-        assert found.keys() == due.keys()
-        values = [found[line] for line in due]
-        np.testing.assert_allclose(values, [*due.values()], **TOLERANCE)
+    def check_losses(self, start: int = 0, data: str = "numpy") -> None:
+        """Compare the losses that a run prints from step `start` with plain_loop."""
+        output, (training, scores) = self.finish(), plain_loop(data)
+        steps = [step for step in range(8, 49, 8) if step > start]
+        expected = {f"step {step} loss": (training[step - 1], 0) for step in steps}
+        saves = [step for step in (start, 20, 40, 48) if step and step >= start]
+        expected |= {f"step {step} test loss": scores[step] for step in saves}
+        found = losses(output)
+        assert found.keys() == expected.keys()
+        values = [found[line] for line in expected]
+        np.testing.assert_allclose(values, [*expected.values()], **TOLERANCE)
         assert (f"step {start:5}  restored\n" in output) == bool(start)
 
-    def stop(self, moment: str, *signals: int, everyone: bool = False) -> int:
-        """Send signals when a line begins with these words; return the step saved."""
-        self.read_until(moment)
-        self.send(*signals, everyone=everyone)
+    def stop(self, prefix: str, *signals: int, to_all: bool = False) -> int:
+        """Send signals after a line with this prefix; return the step saved."""
+        self.read_until(prefix)
+        self.send(*signals, to_all=to_all)
         return self.stopped()
 
     def stopped(self) -> int:
-        """Wait for a run that was told to stop, and return the step that it saved."""
+        """Wait for a run that was stopped by a signal; return the step it saved."""
         assert self.end() == [75] * len(self.processes), self.errors
         newest = self.complete()[-1]
         assert re.search(rf"^stopped: .* step {newest}\n\Z", self.output[0], re.M)
         return newest
 
     def names(self) -> list[str]:
-        """List the folder without the count of starts; shorter names come first."""
+        """Return names in the folder except `starts`; shorter names come first."""
         found = [path.name for path in self.folder.iterdir() if path.name != "starts"]
         return sorted(found, key=lambda name: (len(name), name))
 
     def complete(self) -> list[int]:
-        """List the steps of the complete checkpoints."""
+        """Return the steps of the complete checkpoints."""
         return [int(name) for name in self.names() if name.isdigit()]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Read all files below a folder, but the count of starts."""
+    """Return the bytes of all files below a folder, except `starts`."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {path: path.read_bytes() for path in files if path.name != "starts"}
 
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mount a file system of so many bytes."""
+    """Mount a file system of this size at a new folder."""
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
     subprocess.run(["mount", *options], check=True)
@@ -257,7 +257,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def fill(folder: Path, leave: int) -> Path:
-    """Write a file that takes all bytes of a disk but so many."""
+    """Write a file that fills a disk but for `leave` bytes; return its path."""
     path = folder / "ballast"
     path.write_bytes(bytes(shutil.disk_usage(folder).free - leave))
     return path
@@ -265,20 +265,20 @@ def fill(folder: Path, leave: int) -> Path:
 
 @cache
 def plain_loop(data: str) -> tuple[list[float], dict[int, tuple[float, int]]]:
-    """Return the loss before each of 48 steps, and test loss and score after it."""
+    """Return the loss before each of 48 steps, and (test loss, correct) after each."""
     digits = load_digits()
-    known = np.random.default_rng(0).permutation(1797)
-    images, labels = digits.data[known] / 16, digits.target[known]
+    order = np.random.default_rng(0).permutation(1797)
+    images, labels = digits.data[order] / 16, digits.target[order]
     epochs = [np.random.default_rng([0, n]).permutation(1536) for n in range(2)]
-    order = np.reshape(epochs, (48, 64))
+    batches = np.reshape(epochs, (48, 64))
     if data == "grain":
         import grain
 
-        batches = grain.MapDataset.range(1536).seed(0).shuffle().batch(64)
-        order = np.array([*batches.repeat(2)])
-    warm = np.arange(4) / 4
-    cool = (1 + np.cos(np.pi * np.arange(44) / 44)) / 2
-    rates = jax.numpy.array(3e-3 * np.concatenate([warm, cool]))
+        dataset = grain.MapDataset.range(1536).seed(0).shuffle().batch(64)
+        batches = np.array([*dataset.repeat(2)])
+    warmup = np.arange(4) / 4
+    cosine = (1 + np.cos(np.pi * np.arange(44) / 44)) / 2
+    rates = jax.numpy.array(3e-3 * np.concatenate([warmup, cosine]))
     adam = optax.adam(lambda count: rates[count])
 
     def forward(params, x, y):
@@ -296,10 +296,10 @@ def plain_loop(data: str) -> tuple[list[float], dict[int, tuple[float, int]]]:
 
     params = train.new_state(seed=0, rate=0.0, steps=48).params
     opt_state = adam.init(params)
-    losses, scores = [], {}
-    for done, rows in enumerate(order, start=1):
+    training, scores = [], {}
+    for done, rows in enumerate(batches, start=1):
         params, opt_state, loss = step(params, opt_state, images[rows], labels[rows])
-        losses.append(float(loss))
-        loss, right = forward(params, images[1536:], labels[1536:])
-        scores[done] = float(loss), int(right)
-    return losses, scores
+        training.append(float(loss))
+        loss, correct = forward(params, images[1536:], labels[1536:])
+        scores[done] = float(loss), int(correct)
+    return training, scores

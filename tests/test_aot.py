@@ -1,6 +1,6 @@
-"""The record of other compilers is of today's chapters, and they quote it correctly.
+"""Test that records of other compilers match the chapters, and are quoted correctly.
 
-`nox -s lab -- aot` compares the record with what those compilers write today.
+`nox -s lab -- aot` compiles again and compares with the record.
 """
 
 import re
@@ -13,8 +13,8 @@ import pytest
 import record
 
 PARTS = record.read("aot")
-OTHERS = [name for name in aot.PROGRAMS if name != aot.LAST]
-SAME = {  # by chapter, programs that send the same everywhere
+OTHERS = [name for name in aot.PROGRAMS if name != aot.CHAPTER_27]
+SAME = {  # by chapter: programs that send the same bytes on every chip
     "06": ["jit", "shard_map"],
     "10": ["a poor choice"],
     "14": ["tensor"],
@@ -23,7 +23,7 @@ SAME = {  # by chapter, programs that send the same everywhere
     "22": ["tensor 8", "seq 8"],
     "30": ["rows, swap"],
 }
-DIFFERENT = {  # bytes on the CPU, a v5e and an H100
+DIFFERENT = {  # bytes sent on the CPU, a v5e and an H100
     ("10", "ten times in a loop", "all-reduce"): (286_720, 286_720, 0),
     ("10", "ten times in a loop", "all"): (286_720, 286_720, 143_360),
     ("10", "steered", "reduce-scatter"): (0, 114_688, 143_360),
@@ -49,7 +49,7 @@ DIFFERENT = {  # bytes on the CPU, a v5e and an H100
 
 
 def sent(chapter: str, program: str) -> list[Counter]:
-    """Return the bytes by kind that a program sends on each chip, and those of all."""
+    """Return the bytes sent by kind of collective, and of `all`, for each chip."""
     [part] = [part for name, part in PARTS.items() if name.startswith(chapter)]
     found = []
     for row in part["found"]:
@@ -62,23 +62,23 @@ def sent(chapter: str, program: str) -> list[Counter]:
 
 
 @pytest.mark.parametrize("chapter", aot.PROGRAMS)
-def test_no_chapter_was_edited_since_it_was_recorded(chapter):
+def test_chapter_has_not_changed_since_it_was_recorded(chapter):
     fix = f"run: nox -s lab -- aot {chapter} --record"
     rows = PARTS[chapter]["found"]
     found = [(row["program"], row["compiled"], row["chip"]) for row in rows]
-    assert found == aot.due(chapter), fix
+    assert found == aot.compilations(chapter), fix
     assert record.older(PARTS[chapter]) == [], fix
 
 
-def test_the_kernels_are_those_that_were_recorded():
+def test_kernels_have_not_changed_since_they_were_recorded():
     older = record.older(record.read("mosaic")[mosaic.CHAPTER])
     assert older == [], "run: nox -s lab -- mosaic --record"
 
 
-def test_a_record_does_not_age_itself(tmp_path, monkeypatch):
-    """Another number in a record and in the cell that shows it is no other program."""
-    [file] = aot.files(aot.LAST)
-    before, text = PARTS[aot.LAST]["of"][file], (record.ROOT / file).read_text()
+def test_new_values_in_a_record_do_not_change_the_digest(tmp_path, monkeypatch):
+    """New code outside the recorded cell does."""
+    [file] = aot.files(aot.CHAPTER_27)
+    before, text = PARTS[aot.CHAPTER_27]["of"][file], (record.ROOT / file).read_text()
     cell = (record.ROOT / "book/cells/recorded_aot.py").read_text()
     (tmp_path / "book/cells").mkdir(parents=True)
     (tmp_path / "book/cells/recorded_aot.py").write_text(cell.replace("35651584", "0"))
@@ -90,37 +90,37 @@ def test_a_record_does_not_age_itself(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("chapter", OTHERS)
-def test_a_chapter_quotes_the_record_and_nothing_else(chapter):
+def test_chapter_quotes_only_recorded_values(chapter):
     [file] = aot.files(chapter)
     cells = nbformat.read(record.ROOT / file, as_version=4).cells
     prose = "\n\n".join(c.source for c in cells if c.cell_type == "markdown")
     link = "[recorded](27_compiling_for_tpus.ipynb)"
     quotes = " ".join(part for part in prose.split("\n\n") if link in part)
-    known = set()
+    recorded = set()
     for row in PARTS[chapter]["found"]:
         nbytes = [nbytes for _, nbytes in row["sent"].values()]
-        known |= {*nbytes, sum(nbytes)}
-    assert quotes, "it quotes nothing"
+        recorded |= {*nbytes, sum(nbytes)}
+    assert quotes, "the chapter quotes nothing from the record"
     numbers = re.findall(r"\d+(?:,\d{3})+", quotes)
-    assert {int(number.replace(",", "")) for number in numbers} <= known
+    assert {int(number.replace(",", "")) for number in numbers} <= recorded
 
 
 @pytest.mark.parametrize("chapter", SAME)
-def test_what_chapters_call_the_same_is_the_same(chapter):
+def test_same_programs_send_the_same_bytes(chapter):
     for program in SAME[chapter]:
         cpu, v5e, h100 = sent(chapter, program)
         assert cpu == v5e == h100, program
 
 
 @pytest.mark.parametrize("chapter, program, kind", DIFFERENT)
-def test_what_chapters_say_of_the_differences(chapter, program, kind):
+def test_different_programs_send_these_bytes(chapter, program, kind):
     found = tuple(kinds[kind] for kinds in sent(chapter, program))
     assert found == DIFFERENT[chapter, program, kind]
 
 
-def test_a_gather_and_four_scatters_became_loops():
-    keys = [(row["program"], row["chip"]) for row in PARTS[aot.LAST]["found"]]
-    place = keys.index(("fully_sharded_auto", "TPU v5e"))
-    order = PARTS[aot.LAST]["found"][place]["order"]
+def test_one_all_gather_and_four_reduce_scatters_became_loops():
+    keys = [(row["program"], row["chip"]) for row in PARTS[aot.CHAPTER_27]["found"]]
+    index = keys.index(("fully_sharded_auto", "TPU v5e"))
+    order = PARTS[aot.CHAPTER_27]["found"][index]["order"]
     assert order.count("loop of") == 5
     assert order.index("loop of") < order.index("matmul")

@@ -1,4 +1,4 @@
-"""The book keeps its own house rules."""
+"""Test that the book follows its house rules."""
 
 import pytest
 from checks import CHECKS
@@ -7,5 +7,5 @@ from pair import ROOT
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_house_rule(check):
-    complaints = list(check(ROOT))
-    assert not complaints, "\n" + "\n".join(complaints)
+    violations = list(check(ROOT))
+    assert not violations, "\n" + "\n".join(violations)

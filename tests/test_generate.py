@@ -1,6 +1,6 @@
-"""launch/generate.py: its answers are those of a plain loop, on any number of devices.
+"""Test that launch/generate.py answers as a plain loop does, on 1 and on 8 devices.
 
-What it rejects is in test_rejected_inputs.py.
+test_rejected_inputs.py tests the inputs that it rejects.
 """
 
 import json
@@ -33,7 +33,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(place):
-    """Three slots for nine requests."""
+    """Prepare three slots for nine requests."""
     return prepared(place, "--slots", 3)
 
 
@@ -42,7 +42,7 @@ def plain(place, served):
     return plain_answers(*plain_weights(place / "model"), served[1])
 
 
-def test_answers_are_those_of_the_plain_loop(served, plain):
+def test_answers_equal_those_of_the_plain_loop(served, plain):
     engine, requests, _ = served
     assert engine.shape[:4] == (3, LENGTH, 4, 16)
     assert answers(engine, requests) == plain
@@ -50,7 +50,7 @@ def test_answers_are_those_of_the_plain_loop(served, plain):
     assert plain[3] == plain[5] != plain[6]  # seeds 5, 5 and 6
 
 
-def test_no_step_compiles_and_none_copies_the_cache(place):
+def test_steps_neither_compile_nor_copy_the_cache(place):
     engine, requests, stops = prepared(place, "--slots", 2, "--dtype", "bfloat16")
     compiled = []
 
@@ -60,7 +60,7 @@ def test_no_step_compiles_and_none_copies_the_cache(place):
 
     jax.monitoring.register_event_duration_secs_listener(note)
     jax.jit(lambda x: x + 1)(np.arange(3))
-    assert compiled  # the listener receives the events that there are
+    assert compiled  # the listener works
     compiled.clear()
     before = jax.tree.leaves(engine.caches)
     answers(engine, requests, stops)
@@ -72,21 +72,21 @@ def test_no_step_compiles_and_none_copies_the_cache(place):
     assert {x.dtype.name for x in jax.tree.leaves(engine.weights)} == {"bfloat16"}
 
 
-def test_an_answer_ends_at_a_stop_token(place, served, plain):
+def test_answers_end_at_stop_tokens(place, served, plain):
     engine, requests, stops = served
     assert stops == set()  # config.json has null
     stop = plain[0][6]
     found = answers(engine, requests, {stop})
     for request in requests:
-        due = plain[request.name]
-        size = due.index(stop) + 1 if stop in due else len(due)
-        assert found[request.name] == due[:size]
-        assert request.finish == ("stop" if stop in due else "length")
+        full = plain[request.name]
+        size = full.index(stop) + 1 if stop in full else len(full)
+        assert found[request.name] == full[:size]
+        assert request.finish == ("stop" if stop in full else "length")
     assert len(found[0]) <= 7
 
     model = place / "stops"
     model.mkdir()
-    for eos, more, due in [
+    for eos, more, expected in [
         (3, None, {3}),
         ([3, 4], None, {3, 4}),
         (3, {"eos_token_id": [5, 6]}, {5, 6}),
@@ -95,13 +95,13 @@ def test_an_answer_ends_at_a_stop_token(place, served, plain):
         (model / "config.json").write_text(json.dumps({"eos_token_id": eos}))
         if more:
             (model / "generation_config.json").write_text(json.dumps(more))
-        assert generate.limits(model) == (np.inf, due)
+        assert generate.limits(model) == (np.inf, expected)
 
 
 def test_two_processes_of_four_devices_give_the_same_answers(place, plain):
-    words = ["model", "--prompts", "requests.jsonl", "--length", LENGTH + 1]
-    words += ["--slots", 4, "--dtype", "float32"]
-    two = start_two(place, "generate.py", words, words)
+    args = ["model", "--prompts", "requests.jsonl", "--length", LENGTH + 1]
+    args += ["--slots", 4, "--dtype", "float32"]
+    two = start_two(place, "generate.py", args, args)
     assert statuses(two) == [0, 0], two[0].errors[-2000:]
     assert two[1].output == ""
     lines = [json.loads(line) for line in two[0].output.splitlines()]
@@ -110,7 +110,7 @@ def test_two_processes_of_four_devices_give_the_same_answers(place, plain):
     assert found | {8: found[8][:4]} == plain
     assert lines[0]["id"] == 2  # the shortest answer comes first
     names = {number: word for word, number in WORDS.items()}
-    due = {
+    expected = {
         "id": "text",
         "prompt_tokens": 4,
         "tokens": plain["text"],
@@ -118,18 +118,18 @@ def test_two_processes_of_four_devices_give_the_same_answers(place, plain):
         "finish_reason": "length",
         "seed": 7,
     }
-    assert due in lines
+    assert expected in lines
     assert "on 8 cpu devices" in two[0].errors and "a second" in two[0].errors
 
 
-def test_answers_that_cannot_be_written(place):
-    """A closed pipe ends it without a message, a full disk with the reason."""
+def test_output_that_cannot_be_written(place):
+    """A closed pipe ends the program silently; a full disk ends it with the reason."""
     read, write = os.pipe()
     os.close(read)
-    words = ["model", "--prompt", "the sea is", "--max-tokens", 2]
+    args = ["model", "--prompt", "the sea is", "--max-tokens", 2]
     with open(write, "w") as pipe, open("/dev/full", "w") as full:
         runs = [
-            start_in(place, "generate.py", *words, stdout=file) for file in (pipe, full)
+            start_in(place, "generate.py", *args, stdout=file) for file in (pipe, full)
         ]
     assert statuses(runs) == [128 + signal.SIGPIPE, 1]
     closed, on_full = [run.errors.splitlines()[-1] for run in runs]

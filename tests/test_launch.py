@@ -1,7 +1,7 @@
-"""The files in launch/ start train.py as their launchers and JAX want it, without root.
+"""Test the files in launch/ that start train.py, without root or a launcher.
 
-`nox -s lab -- launchers` runs Open MPI and Slurm. Nothing runs the JobSets: these are
-compared with models of their API, to which a misspelt field is an error.
+`nox -s lab -- launchers` runs Open MPI and Slurm. The JobSets are never run; they are
+validated by models of their API, which reject misspelt fields.
 """
 
 import re
@@ -35,8 +35,8 @@ def pod_of(jobset: dict) -> dict:
     return job_of(jobset)["template"]["spec"]
 
 
-def test_a_jobset_fits_its_model(jobset):
-    """And with a misspelt field it does not."""
+def test_jobset_fits_its_model(jobset):
+    """A misspelt field is rejected."""
     from kubeflow_trainer_api import models
     from pydantic import ValidationError
 
@@ -54,25 +54,26 @@ def test_a_jobset_fits_its_model(jobset):
         validate(jobset, extra="forbid", by_alias=True, by_name=False)
 
 
-def test_a_jobset_starts_again_after_a_save_or_a_lost_node(jobset):
-    """And not where train.py rejects its options or says that it should stay down."""
-    ends = {REFUSED: False, SAVED: True, STAY_DOWN: False}
+def test_jobset_restarts_after_a_save_or_a_lost_node(jobset):
+    """It does not restart if train.py rejects its options or must not run again."""
+    restarts = {REFUSED: False, SAVED: True, STAY_DOWN: False}
     by_code, by_node = job_of(jobset)["podFailurePolicy"]["rules"]
-    assert by_code["onExitCodes"]["values"] == [*ends]
+    assert by_code["onExitCodes"]["values"] == [*restarts]
     [lost] = by_node["onPodConditions"]
     messages = {f"Pod a/b has condition {lost['type']} matching FailJob rule": True}
-    ended = "Container train for pod a/b failed with exit code {} matching FailJob rule"
-    messages |= {ended.format(status): due for status, due in ends.items()}
-    again, down = jobset["spec"]["failurePolicy"]["rules"]
-    assert again["action"] == "RestartJobSetAndIgnoreMaxRestarts"
-    assert down["action"] == "FailJobSet"
-    for text, due in messages.items():
-        patterns = again["onJobFailureMessagePatterns"]
-        assert any(re.fullmatch(f"{one}.*", text) for one in patterns) == due, text
+    text = "Container train for pod a/b failed with exit code {} matching FailJob rule"
+    messages |= {text.format(code): restart for code, restart in restarts.items()}
+    restart_rule, fail_rule = jobset["spec"]["failurePolicy"]["rules"]
+    assert restart_rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert fail_rule["action"] == "FailJobSet"
+    patterns = restart_rule["onJobFailureMessagePatterns"]
+    for text, restart in messages.items():
+        found = any(re.fullmatch(f"{pattern}.*", text) for pattern in patterns)
+        assert found == restart, text
 
 
-def test_the_pods_of_a_jobset_are_processes_of_one_run(jobset):
-    """JAX counts the pods of one job, and their checkpoints outlive them."""
+def test_pods_of_a_jobset_are_processes_of_one_run(jobset):
+    """The pods belong to one job, and their checkpoints are on a volume."""
     job, pod = job_of(jobset), pod_of(jobset)
     assert job["parallelism"] == job["completions"] and job["backoffLimit"] == 0
     [container] = pod["containers"]
@@ -87,24 +88,24 @@ def test_the_pods_of_a_jobset_are_processes_of_one_run(jobset):
 # ------------------------------------------------------------------ the shell scripts
 
 
-def mpirun(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    """Run mpirun.sh where it finds these programs, and few others."""
+def mpirun(folder: Path, *args: str) -> subprocess.CompletedProcess:
+    """Run mpirun.sh with only a few programs and those in `folder` on its PATH."""
     (folder / "sleep").symlink_to("/usr/bin/true")
     for name in ("dirname", "seq", "setsid", "shuf"):
         (folder / name).symlink_to(f"/usr/bin/{name}")
-    command, env = ["/bin/sh", "mpirun.sh", *words], {"PATH": str(folder)}
+    command, env = ["/bin/sh", "mpirun.sh", *args], {"PATH": str(folder)}
     return subprocess.run(command, cwd=LAUNCH, env=env, capture_output=True, text=True)
 
 
-def test_shell_scripts_are_sound():
+def test_shellcheck_accepts_shell_scripts():
     scripts = ["launch/mpirun.sh", "launch/job.sbatch", "lab/launchers.sh", ".ci/run"]
     tool = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([tool, *scripts], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_mpirun_starts_a_run_again_after_a_crash(tmp_path):
-    """And not after a status that says why it ends."""
+def test_mpirun_restarts_a_run_after_a_crash(tmp_path):
+    """It does not restart after an exit status of train.py that means: do not."""
     (tmp_path / "mpirun").write_text(
         "#!/bin/sh\necho x >> $0.starts\n"
         'echo mpirun "$@"\n[ "$(wc -l < $0.starts)" -eq 3 ] && exit 78\nexit 134\n'
@@ -115,29 +116,29 @@ def test_mpirun_starts_a_run_again_after_a_crash(tmp_path):
     assert done.returncode == 78
     lines = done.stdout.splitlines()
     assert len(lines) == 3 and "ended with 134, and starts again" in done.stderr
-    meet = r"JAX_COORDINATOR_ADDRESS=(\S+) -x JAX_COORDINATOR_BIND_ADDRESS=\1"
-    command = rf"mpirun -n 4 --bind-to none -x {meet} python ./train.py (.*)"
+    address = r"JAX_COORDINATOR_ADDRESS=(\S+) -x JAX_COORDINATOR_BIND_ADDRESS=\1"
+    command = rf"mpirun -n 4 --bind-to none -x {address} python ./train.py (.*)"
     options = [re.fullmatch(command, line)[2] for line in lines]
     assert options == 3 * ["--distributed --wait 150 --emulate 2 --steps 8"]
     assert options_of(train, *options[0].split()).distributed
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "named"),
+    ("args", "status", "named"),
     [([], 2, "PROCESSES"), (["0"], 2, "PROCESSES"), (["2"], 127, "openmpi-bin")],
 )
-def test_mpirun_names_what_is_missing(tmp_path, words, status, named):
-    done = mpirun(tmp_path, *words)
+def test_mpirun_names_what_is_missing(tmp_path, args, status, named):
+    done = mpirun(tmp_path, *args)
     assert (done.returncode, done.stdout) == (status, "")
     assert named in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_the_job_asks_slurm_for_what_a_restart_needs():
+def test_slurm_job_can_be_restarted():
     lines = (LAUNCH / "job.sbatch").read_text().splitlines()
     options = [line.split()[1] for line in lines if line.startswith("#SBATCH ")]
     first_command = [not line or line[0] == "#" for line in lines].index(False)
     assert {"--requeue", "--signal=TERM@180", "--open-mode=append"} <= {*options}
-    assert not any("#SBATCH" in line for line in lines[first_command:])  # not read
+    assert not any("#SBATCH" in line for line in lines[first_command:])  # ignored
 
 
 # ----------------------------------------------------------- the runs of lab/launchers
@@ -163,12 +164,12 @@ RESTARTED = "step    20  restored\n" + OUTPUT[OUTPUT.index("step    20") :]
         (RESTARTED, 20, "1.374906", "1.4", False),
     ],
 )
-def test_another_number_is_a_difference(output, since, old, new, same):
-    """Of a restart, from its checkpoint on."""
+def test_matches_compares_losses(output, since, old, new, same):
+    """A restarted run is compared from its checkpoint on."""
     output = re.sub(old, new, output, count=1)
-    assert launchers.repeats(output, OUTPUT, since) == same
+    assert launchers.matches(output, OUTPUT, since) == same
 
 
-def test_the_runs_are_those_of_the_script():
+def test_runs_are_those_of_the_script():
     begun = re.findall(r'(?m)^begin "([^"]+)"', launchers.SCRIPT.read_text())
     assert begun == [*launchers.RUNS]

@@ -1,7 +1,7 @@
-"""Each chapter as a reader runs it: alone in a folder, and offline; `nox -s colab`.
+"""Run each chapter as a reader does, alone in a folder and offline: `nox -s colab`.
 
-A chapter that passed as it stands, by the record of the same versions, is skipped.
-With RUNS=1 every chapter is run, and with RUNS=2 each twice in one kernel.
+A chapter is skipped if, by the record of the same versions, its present text passed.
+RUNS=1 runs every chapter; RUNS=2 runs each twice in one kernel.
 """
 
 import os
@@ -14,15 +14,15 @@ from versions import passed_as_recorded
 
 pytestmark = pytest.mark.reader
 RUNS = int(os.environ.get("RUNS", "1"))
-KNOWN = set() if "RUNS" in os.environ else passed_as_recorded("colab")
+PASSED = set() if "RUNS" in os.environ else passed_as_recorded("colab")
 OFFLINE = """
 import socket
 def _local_only(connect):
-    def connect_or_refuse(self, address):
+    def connect_locally(self, address):
         if self.family != socket.AF_UNIX and not address[0].startswith("127."):
             raise OSError(f"offline: {address}")
         return connect(self, address)
-    return connect_or_refuse
+    return connect_locally
 def _no_names(host, *args, **kwargs):
     raise socket.gaierror(f"offline: {host}")
 socket.socket.connect = _local_only(socket.socket.connect)
@@ -35,8 +35,8 @@ del _local_only, _no_names
     "path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem
 )
 def test_chapter_runs_alone_and_offline(path, tmp_path):
-    if path.stem in KNOWN:
-        pytest.skip("it passed as it stands, by book/measured/versions.json")
+    if path.stem in PASSED:
+        pytest.skip("passed and unchanged, by book/measured/versions.json")
     notebook = nbformat.read(path, as_version=4)
     cells = [nbformat.v4.new_code_cell(OFFLINE)]
     for run in range(RUNS):

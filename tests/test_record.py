@@ -1,4 +1,4 @@
-"""A record is marked as older as soon as what it measured would run differently."""
+"""Test that records are marked as older when the measured code has changed."""
 
 import importlib
 import runpy
@@ -12,13 +12,13 @@ import versions
 from IPython.core.interactiveshell import InteractiveShell
 from pair import ROOT, twin
 
-jax.config.update("jax_num_cpu_devices", 8)  # as the status page asks, in any order
+jax.config.update("jax_num_cpu_devices", 8)  # as on the status page
 
 PROGRAM = '''def double(x):
     """Twice x."""
     return 2 * x
 '''
-EDITS = {  # each with whether the program is still the same
+EDITS = {  # name: old text, new text, whether the program is the same
     "hints and comments": ("(x):", "(x: float) -> float:  # twice", True),
     "docstrings": ("Twice x.", "Two times x.", True),
     "layout": ("2 * x", "2*x", True),
@@ -28,7 +28,7 @@ EDITS = {  # each with whether the program is still the same
 
 @pytest.mark.parametrize("suffix", [".py", ".ipynb"])
 @pytest.mark.parametrize("old, new, same", EDITS.values(), ids=EDITS)
-def test_only_what_runs_counts(tmp_path, suffix, old, new, same):
+def test_digest_depends_only_on_what_runs(tmp_path, suffix, old, new, same):
     digests = []
     for number, text in enumerate([PROGRAM, PROGRAM.replace(old, new)]):
         if suffix == ".ipynb":
@@ -40,26 +40,27 @@ def test_only_what_runs_counts(tmp_path, suffix, old, new, same):
     assert (digests[0] == digests[1]) == same
 
 
-def test_a_part_is_kept_with_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "KEPT", tmp_path)
+def test_save_keeps_the_other_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "RECORDS", tmp_path)
     for number, part in enumerate(["one", "two"]):
-        record.keep("trial", part, number, ["README.md"], {"jax": "0.0.1"})
+        record.save("trial", part, number, ["README.md"], {"jax": "0.0.1"})
     parts = record.read("trial")
     assert [part["found"] for part in parts.values()] == [0, 1]
     assert {"recorded", "commit", "on"} < {*parts["one"]}
-    assert "Older" not in record.told(parts)
+    assert "Older" not in record.describe(parts)
     parts["two"]["of"]["README.md"] = "another text"
-    assert record.told(parts).endswith(" **Older than what it measured:** README.md.")
+    older = " **Older than the present version of:** README.md."
+    assert record.describe(parts).endswith(older)
 
 
-def test_a_retired_program_is_linked_at_its_commit():
+def test_deleted_program_is_linked_at_its_commit():
     about = {"recorded": "2026-11-26", "commit": "abcdef0", "on": "Linux"}
-    part = about | {"versions": {}, "of": {"lab/retired.py": "its digest"}}
-    told = record.told({"one": part}, "lab/retired.py")
-    assert "/blob/abcdef0/lab/retired.py)" in told and "Older" not in told
+    part = about | {"versions": {}, "of": {"lab/deleted.py": "its digest"}}
+    text = record.describe({"one": part}, "lab/deleted.py")
+    assert "/blob/abcdef0/lab/deleted.py)" in text and "Older" not in text
 
 
-def test_a_footer_claims_only_what_is_recorded_of_this_text():
+def test_footer_ignores_records_of_changed_chapters():
     of = {file: record.digest(ROOT / file) for file in versions.files("colab")}
     found = dict.fromkeys(versions.chapters(), 1.0)
     part = {"versions": {"jax": "0.0.1"}, "of": of, "found": found}
@@ -75,7 +76,7 @@ def test_a_footer_claims_only_what_is_recorded_of_this_text():
 
 
 def status_page() -> list[str]:
-    """Run the status page, and return the lines that its cells show."""
+    """Run the status page; return the lines of its Markdown outputs."""
     shell, lines = InteractiveShell.instance(), []
     for cell in twin((ROOT / "book/status.md").read_text()).cells:
         if cell.cell_type == "code":
@@ -85,27 +86,27 @@ def status_page() -> list[str]:
     return lines
 
 
-def test_the_status_page_marks_what_is_older(monkeypatch):
+def test_status_page_marks_older_records(monkeypatch):
     monkeypatch.chdir(ROOT / "book")
     monkeypatch.setattr(record, "older", lambda part: [])
     assert "(older)" not in "".join(status_page())
     chapter = versions.chapters()[5]
     monkeypatch.setattr(record, "older", lambda part: [f"notebooks/{chapter}.ipynb"])
     marks = [line.count("(older)") for line in status_page() if chapter in line]
-    assert marks == [len(record.read("versions")), 1]  # its seconds, and its mutants
+    assert marks == [len(record.read("versions")), 1]  # seconds and mutants
 
 
 CELLS = sorted((ROOT / "book/cells").glob("recorded_*.py"))
-RETIRED = {"hosts": "RECORDED", "kills": "KILLS"}  # by name, what the cell defines
+RETIRED = {"hosts": "RECORDED", "kills": "KILLS"}  # name in the cell, by record
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.stem)
-def test_a_cell_is_what_was_recorded(cell):
+def test_cell_equals_its_record(cell):
     name = cell.stem.removeprefix("recorded_")
     parts = record.read(name)
     if name in RETIRED:
-        found = {part: about["found"] for part, about in parts.items()}
+        found = {name: part["found"] for name, part in parts.items()}
         assert runpy.run_path(str(cell))[RETIRED[name]] == found
     else:
-        made = importlib.import_module(name).cell(parts)
-        assert record.meaning(cell.read_text()) == record.meaning(made)
+        expected = importlib.import_module(name).cell(parts)
+        assert record.normal_form(cell.read_text()) == record.normal_form(expected)

@@ -1,6 +1,6 @@
-"""The programs of launch/ reject a bad input in one line that names it, with status 2.
+"""Test that the programs of launch/ reject bad input in one line, with exit status 2.
 
-They do so before they load a weight or write a file.
+The line names the input. No weight is loaded and no file is written before.
 """
 
 import json
@@ -24,7 +24,7 @@ from toy_model import model_in, start_two, write_rows
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with a model, adapters, requests, and rows to train on."""
+    """Return a folder with a model, adapters, requests, and rows to train on."""
     with model_in(tmp_path_factory.mktemp("rejected")) as place:
         write_rows(place / "data.jsonl", [{"prompt": "the sea", "answer": "is"}])
         c = generate.read_model(place / "model").c
@@ -36,25 +36,25 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def rejection(place, tmp_path, monkeypatch, capsys):
-    """Return a function that runs a program on a copy of these files, perhaps with one
-    of them damaged, and returns the one line with which it ends."""
+    """Return a function that runs a program on a copy of these files, one of which may
+    be damaged, and returns the one line of its stderr."""
 
-    def go_on(*_):
-        pytest.fail("it goes on")
+    def fail(*_):
+        pytest.fail("the program did not reject its input")
 
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     monkeypatch.setattr(lifecycle, "hear_no_more", lambda: None)
-    monkeypatch.setattr(lifecycle, "agree", go_on)
-    monkeypatch.setattr(decoder, "load", go_on)
+    monkeypatch.setattr(lifecycle, "agree", fail)
+    monkeypatch.setattr(decoder, "load", fail)
     monkeypatch.chdir(shutil.copytree(place, tmp_path / "copy"))
 
-    def run(program, words: str, file: str = "", damage: Callable = None) -> str:
+    def run(program, args: str, file: str = "", damage: Callable = None) -> str:
         if damage:
             damage(Path(file))
         before = contents(Path())
         with pytest.raises(SystemExit, match="^2$"):
-            program.main(options_of(program, *words.split()))
+            program.main(options_of(program, *args.split()))
         output, errors = capsys.readouterr()
         assert errors.count("\n") == 1 and not output
         assert contents(Path()) == before
@@ -66,11 +66,11 @@ def rejection(place, tmp_path, monkeypatch, capsys):
 # ------------------------------------------------------------------------- the options
 
 GENERATE, FINE_TUNE = "model --prompt sea ", "model data.jsonl --out new --devices 1 "
-MEET = GENERATE + "--processes 2 --process "
+PROCESSES = GENERATE + "--processes 2 --process "
 
 
 @pytest.mark.parametrize(
-    ("program", "words", "named"),
+    ("program", "args", "named"),
     [
         (generate, "nowhere --prompt sea", "nowhere"),
         (generate, "model", "--prompts"),
@@ -81,8 +81,8 @@ MEET = GENERATE + "--processes 2 --process "
         (generate, GENERATE + "--length 257", "--length 257"),
         (generate, GENERATE + "--devices 999", "--devices 999"),
         (generate, GENERATE + "--process 1", "--coordinator"),
-        (generate, MEET + "1 --coordinator a", "--coordinator a"),
-        (generate, MEET + "2 --coordinator a:1", "--process "),
+        (generate, PROCESSES + "1 --coordinator a", "--coordinator a"),
+        (generate, PROCESSES + "2 --coordinator a:1", "--process "),
         (fine_tune, "model none.jsonl --out new", "none.jsonl"),
         (fine_tune, "model /dev/null --out new", "/dev/null"),
         (fine_tune, FINE_TUNE + "--out model", "model"),
@@ -95,12 +95,12 @@ MEET = GENERATE + "--processes 2 --process "
         (fine_tune, FINE_TUNE + "--steps 4 --epochs 1", "--epochs"),
     ],
 )
-def test_an_option_is_rejected(rejection, program, words, named):
-    assert named in rejection(program, words)
+def test_option_is_rejected(rejection, program, args, named):
+    assert named in rejection(program, args)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         "--steps 0",
         "--seed -1",
@@ -111,30 +111,30 @@ def test_an_option_is_rejected(rejection, program, words, named):
         "--allow-nan",
     ],
 )
-def test_train_rejects_an_option_before_it_imports_jax(tmp_path, words):
-    """After the one line of its usage."""
+def test_train_rejects_options_before_it_imports_jax(tmp_path, args):
+    """It prints its usage in one line, and the error in another."""
     (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
-    command = [sys.executable, LAUNCH / "train.py", *words.split()]
+    command = [sys.executable, LAUNCH / "train.py", *args.split()]
     own = {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=own, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     usage, line = done.stderr.splitlines()
-    assert usage.startswith("usage: ") and words.split()[-2:][0] in line
+    assert usage.startswith("usage: ") and args.split()[-2:][0] in line
 
 
 # --------------------------------------------------------------------------- the files
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def give(text: bytes) -> Callable:
+def overwrite(text: bytes) -> Callable:
     return lambda path: path.write_bytes(text)
 
 
 def change(**new: object) -> Callable:
-    """Return what changes keys of a file that holds a JSON object, if it is there."""
+    """Return a function that sets keys of the JSON object in an old or new file."""
 
     def write(path: Path) -> None:
         old = json.loads(path.read_text()) if path.exists() else {}
@@ -161,30 +161,30 @@ WEIGHTS, LORA = "model/model-00002-of-00003.safetensors", "adapters/adapter_conf
         (CONFIG, change(vocab_size=99), "model.embed_tokens"),
         (CONFIG, change(tie_word_embeddings=True), "config.json"),
         (CONFIG, change(num_hidden_layers=3), "model.layers.2"),
-        (CONFIG, cut, CONFIG),
+        (CONFIG, truncate, CONFIG),
         (CONFIG, Path.unlink, CONFIG),
-        (CONFIG, give(b"[]"), CONFIG),
-        (WEIGHTS, cut, WEIGHTS),
+        (CONFIG, overwrite(b"[]"), CONFIG),
+        (WEIGHTS, truncate, WEIGHTS),
         (WEIGHTS, Path.unlink, WEIGHTS),
-        (WEIGHTS, give(b"version https://git-lfs"), "git lfs pull"),
-        (WEIGHTS, give(b"<!doctype html>" * 9), WEIGHTS),
+        (WEIGHTS, overwrite(b"version https://git-lfs"), "git lfs pull"),
+        (WEIGHTS, overwrite(b"<!doctype html>" * 9), WEIGHTS),
         (WEIGHTS, make_int8, WEIGHTS),
-        (INDEX, cut, INDEX),
-        (TOKENIZER, give(b"no"), TOKENIZER),
+        (INDEX, truncate, INDEX),
+        (TOKENIZER, overwrite(b"no"), TOKENIZER),
         (TOKENIZER, Path.unlink, "tokenizer.json"),
         (LORA, change(peft_type="IA3"), LORA),
         (LORA, change(r=8), "adapters"),
         (LORA, change(bias="all"), "bias"),
-        (LORA, give(b'{"peft_type": "LORA"}'), "adapters"),
+        (LORA, overwrite(b'{"peft_type": "LORA"}'), "adapters"),
     ],
 )
-def test_a_damaged_file_is_rejected(rejection, file, damage, named):
-    words = "model --prompts requests.jsonl --adapters adapters"
-    assert named in rejection(generate, words, file, damage)
+def test_damaged_file_is_rejected(rejection, file, damage, named):
+    args = "model --prompts requests.jsonl --adapters adapters"
+    assert named in rejection(generate, args, file, damage)
 
 
 @pytest.mark.parametrize("name", ["wet", ["wet"]])
-def test_a_stop_token_that_is_none_is_rejected(rejection, name):
+def test_unknown_stop_token_is_rejected(rejection, name):
     line = rejection(fine_tune, FINE_TUNE, NAMED, change(eos_token=name))
     assert "tokenizer_config.json" in line
 
@@ -205,9 +205,9 @@ def test_a_stop_token_that_is_none_is_rejected(rejection, name):
         (b'{"tokens": [1], "temperature": NaN}', "temperature: NaN"),
     ],
 )
-def test_a_request_is_rejected(rejection, row, named):
-    words = "model --prompts requests.jsonl"
-    line = rejection(generate, words, "requests.jsonl", give(b"\n" + row))
+def test_request_is_rejected(rejection, row, named):
+    args = "model --prompts requests.jsonl"
+    line = rejection(generate, args, "requests.jsonl", overwrite(b"\n" + row))
     assert line.startswith("requests.jsonl, line 2: ") and named in line
 
 
@@ -222,20 +222,20 @@ def test_a_request_is_rejected(rejection, row, named):
         (b'{"tokens": [1], "answer": [1], "answers": [2]}', "answers"),
     ],
 )
-def test_a_row_to_train_on_is_rejected(rejection, row, named):
-    line = rejection(fine_tune, FINE_TUNE, "data.jsonl", give(b"\n" + row))
+def test_training_row_is_rejected(rejection, row, named):
+    line = rejection(fine_tune, FINE_TUNE, "data.jsonl", overwrite(b"\n" + row))
     assert line.startswith("data.jsonl, line 2: ") and named in line
 
 
-# --------------------------------------------------------------------- the surroundings
+# --------------------------------------------------------------------- the environment
 
 
 def test_too_little_memory_is_rejected(rejection):
-    words = GENERATE + f"--devices 1 --dtype float16 --length {2**31 - 1}"
-    line = rejection(generate, words, CONFIG, change(max_position_embeddings=None))
-    # Two layers with keys and values of two heads of 16, two bytes each: 512 GiB.
+    args = GENERATE + f"--devices 1 --dtype float16 --length {2**31 - 1}"
+    line = rejection(generate, args, CONFIG, change(max_position_embeddings=None))
+    # 2 layers x keys and values x 2 KV heads x head_dim 16 x 2 bytes x 2^31 positions.
     assert "needs 512.00 GiB (weights 0.00, cache 512.00, logits 0.00)" in line
-    # 2^24 rows of 16 tokens with 64 values of four bytes, in each of two layers.
+    # 2^24 rows x 16 tokens x hidden_size 64 x 4 bytes x 2 layers: 128 GiB.
     line = rejection(fine_tune, FINE_TUNE + f"--batch {2**24}")
     assert "(weights 0.00, state 0.00, gathered 0.00, inputs of layers 128.00, " in line
 
@@ -245,20 +245,20 @@ def test_one_of_several_processes_is_rejected(rejection, monkeypatch):
     assert "SLURM_STEP_NUM_TASKS" in rejection(generate, GENERATE)
 
 
-def test_a_text_without_the_package_is_rejected(rejection, monkeypatch):
+def test_text_without_tokenizers_is_rejected(rejection, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert "package tokenizers" in rejection(generate, GENERATE)
 
 
-def test_two_processes_are_rejected_together(place):
+def test_two_processes_reject_together(place):
     before = contents(place)
-    differ = [["model", "--prompt", word] for word in ("sea", "blue")]
+    different = [["model", "--prompt", word] for word in ("sea", "blue")]
     uneven = 2 * [["model", "data.jsonl", "--out", "new", "--batch", 12]]
-    for program, words, named in [
-        ("generate.py", differ, "prompts"),
+    for program, args, named in [
+        ("generate.py", different, "prompts"),
         ("fine_tune.py", uneven, "--batch 12"),
     ]:
-        two = start_two(place, program, *words)
+        two = start_two(place, program, *args)
         assert statuses(two) == [2, 2]
-        assert named in two[0].errors.splitlines()[-1]  # Gloo's lines come before
+        assert named in two[0].errors.splitlines()[-1]  # Gloo prints lines before it
     assert contents(place) == before

@@ -1,4 +1,4 @@
-"""The setup cell finds eight devices, or says what to do, wherever it runs."""
+"""Test that the setup cell finds eight devices or prints what to do."""
 
 import os
 import re
@@ -12,9 +12,9 @@ SETUP = (ROOT / "book/cells/setup.py").read_text()
 
 
 def run(*parts: str) -> subprocess.CompletedProcess:
-    """Run the parts in a fresh Python that has asked for no number of devices."""
-    asks = {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}
-    env = {name: value for name, value in os.environ.items() if name not in asks}
+    """Run the parts in a new Python process without a configured device count."""
+    unset = {"XLA_FLAGS", "JAX_NUM_CPU_DEVICES"}
+    env = {name: value for name, value in os.environ.items() if name not in unset}
     env["JAX_PLATFORMS"] = "cpu"
     python = [sys.executable, "-c", "\n".join(parts)]
     return subprocess.run(python, env=env, capture_output=True, text=True)
@@ -36,7 +36,7 @@ def test_eight_devices(before, found):
     assert "8 emulated CPU devices" in result.stdout.splitlines()[-1]
 
 
-def test_old_jax_is_told_how_to_upgrade():
+def test_setup_names_the_upgrade_of_an_old_jax():
     result = run("import jax; jax.__version_info__ = (0, 6, 2)", SETUP)
     assert result.returncode == 1
     assert "needs JAX 0.7.2 or newer" in result.stderr

@@ -1,8 +1,8 @@
-"""The script of book/script.md under faults: it loses nothing, and it always ends.
+"""Test launch/train.py under faults: it always ends, and never loses a checkpoint.
 
-A test causes its fault for real, waits for the end, and starts the run again: from
-then on it must repeat the run without faults. What takes minutes is marked `slow`, for
-`nox -s faults`.
+Each test causes a real fault, waits until the run ends, and starts it again; the losses
+must then equal those of a run without faults. Tests that take minutes are marked `slow`
+and run in `nox -s faults`.
 """
 
 import os
@@ -22,15 +22,15 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 from runs import (
     ENVIRONMENT,
-    HANGS,
     HANGS_IN_SAVE,
     HANGS_IN_STEP,
     LAUNCH,
-    SLOWLY,
+    SLOW_STEPS,
+    TIMEOUT,
     contents,
+    coordinator_options,
     fill,
     linux_root,
-    meeting,
     read_until,
     small_disk,
 )
@@ -52,18 +52,16 @@ sklearn.datasets.load_digits = lambda: digits
 
 
 @alone_and_paired
-def test_a_loss_that_is_nan_is_not_saved(start_run, processes):
+def test_state_with_a_nan_loss_is_not_saved(start_run, processes):
     run = start_run(processes=processes, code=NAN)
     assert run.end() == [78] * processes
     assert "the loss of step 22 is nan" in run.errors[0]
     assert run.names() == ["20"]
-    start_run().repeats(start=20)
+    start_run().check_losses(start=20)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_a_state_that_is_not_finite_is_not_saved(
-    tmp_path, capsys, keep_lifecycle, wrong
-):
+def test_state_that_is_not_finite_is_not_saved(tmp_path, capsys, keep_lifecycle, wrong):
     with checkpoints_in(tmp_path) as checkpoints:
         with pytest.raises(SystemExit, match="78"):
             checkpoints.save(7, {"w": np.float32([1, wrong]), "n": np.int32(3)})
@@ -73,69 +71,69 @@ def test_a_state_that_is_not_finite_is_not_saved(
 
 # ------------------------------------------------------------------------- checkpoints
 
-W = np.random.default_rng(0).normal(size=(64, 64))  # in a file beside Orbax's index
+W = np.random.default_rng(0).normal(size=(64, 64))  # in a file next to Orbax's index
 STATE = {"w": W.astype(np.float32), "n": np.int32(5)}
 KINDS = "float32 bfloat16 float8_e4m3fn int8 uint16 int32 bool key".split()
 
 
-def state_of(done: int) -> dict:
-    return jax.tree.map(lambda leaf: leaf + leaf.dtype.type(done), STATE)
+def state_of(step: int) -> dict:
+    return jax.tree.map(lambda leaf: leaf + leaf.dtype.type(step), STATE)
 
 
 def checkpoints_in(folder: Path) -> lifecycle.Checkpoints:
-    return lifecycle.Checkpoints(folder, {"rate": 0.003}, seconds=HANGS)
+    return lifecycle.Checkpoints(folder, {"rate": 0.003}, seconds=TIMEOUT)
 
 
 @pytest.fixture
 def saved(tmp_path) -> Path:
-    """A folder with the states after 20 and after 40 steps."""
+    """Return a folder with the states after steps 20 and 40."""
     with checkpoints_in(tmp_path / "run") as checkpoints:
-        for done in (20, 40):
-            checkpoints.save(done, state_of(done))
+        for step in (20, 40):
+            checkpoints.save(step, state_of(step))
     return tmp_path / "run"
 
 
 def restored(folder: Path) -> int:
-    """Restore a checkpoint, compare its state, and return its step."""
+    """Restore the newest good checkpoint, check its state, and return its step."""
     here = SingleDeviceSharding(jax.devices()[0])
     like = jax.eval_shape(lambda: jax.tree.map(jax.numpy.asarray, STATE))
     like = jax.tree.map(lambda leaf: leaf.update(sharding=here), like)
     with checkpoints_in(folder) as checkpoints:
-        done, state = checkpoints.restore(like)
-    jax.tree.map(np.testing.assert_array_equal, state, state_of(done))
-    return done
+        step, state = checkpoints.restore(like)
+    jax.tree.map(np.testing.assert_array_equal, state, state_of(step))
+    return step
 
 
 def flip(path: Path, rng: random.Random) -> None:
-    """Change one bit of a file."""
+    """Flip one random bit of a file."""
     text = bytearray(path.read_bytes())
     text[rng.randrange(len(text))] ^= 1 << rng.randrange(8)
     path.write_bytes(text)
 
 
-def test_any_changed_byte_is_found_or_has_no_effect(saved, capsys):
-    """In each file of the newest checkpoint; the one before it is restored."""
-    found = ""
+def test_flipped_bit_is_detected_or_has_no_effect(saved, capsys):
+    """In each file of the newest checkpoint. If detected, the older one is restored."""
+    printed = ""
     files = contents(saved / "40")
-    numbers = max(files, key=lambda path: len(files[path]))
-    for number, path in enumerate([*files, *[numbers] * 8]):
-        copy = shutil.copytree(saved, saved.parent / str(number))
-        flip(copy / path.relative_to(saved), random.Random(number))
-        done = restored(copy)
+    largest = max(files, key=lambda path: len(files[path]))
+    for seed, path in enumerate([*files, *[largest] * 8]):
+        copy = shutil.copytree(saved, saved.parent / str(seed))
+        flip(copy / path.relative_to(saved), random.Random(seed))
+        step = restored(copy)
         output = capsys.readouterr().out
-        assert ("CHECKPOINT 40 IS DAMAGED" in output) == (done == 20), path
-        found += output
-    assert found.count("IS DAMAGED") >= 3
-    assert "its checksum is another" in found  # Orbax restored it without an error
+        assert ("CHECKPOINT 40 IS DAMAGED" in output) == (step == 20), path
+        printed += output
+    assert printed.count("IS DAMAGED") >= 3
+    assert "its checksum is another" in printed  # Orbax restored it without an error
 
 
-def cut(checkpoint: Path) -> None:
+def truncate_largest(checkpoint: Path) -> None:
     files = contents(checkpoint)
     largest = max(files, key=lambda path: len(files[path]))
     os.truncate(largest, len(files[largest]) // 2)
 
 
-def empty_all(checkpoint: Path) -> None:
+def empty_files(checkpoint: Path) -> None:
     for path in contents(checkpoint):
         os.truncate(path, 0)
 
@@ -145,24 +143,32 @@ def empty_folder(checkpoint: Path) -> None:
     checkpoint.mkdir()
 
 
-def other_number(checkpoint: Path) -> None:
-    """Write another number of the same length into the settings."""
+def change_settings(checkpoint: Path) -> None:
+    """Replace a number in the settings by one of the same length."""
     path = checkpoint / "settings/metadata"
     path.write_text(path.read_text().replace("0.003", "0.004"))
 
 
-def no_state(checkpoint: Path) -> None:
+def remove_state(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint / "state")
 
 
-def no_index(checkpoint: Path) -> None:
+def remove_index(checkpoint: Path) -> None:
     (checkpoint / "state/manifest.ocdbt").unlink()
 
 
 @pytest.mark.parametrize(
-    "damage", [cut, empty_all, empty_folder, other_number, no_state, no_index]
+    "damage",
+    [
+        truncate_largest,
+        empty_files,
+        empty_folder,
+        change_settings,
+        remove_state,
+        remove_index,
+    ],
 )
-def test_a_damaged_checkpoint_is_renamed_and_the_one_before_restored(
+def test_damaged_checkpoint_is_renamed_and_the_one_before_restored(
     saved, capsys, damage
 ):
     damage(saved / "40")
@@ -174,7 +180,7 @@ def test_a_damaged_checkpoint_is_renamed_and_the_one_before_restored(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_checksum_depends_on_each_byte_of_any_type(kind):
+def test_checksum_depends_on_values_and_their_order(kind):
     zeros = jax.numpy.zeros((4, 6), kind if kind != "key" else "uint32")
     ones = zeros.at[3, 2].set(zeros.dtype.type(1))
     if kind == "key":
@@ -183,9 +189,9 @@ def test_the_checksum_depends_on_each_byte_of_any_type(kind):
     assert len({*map(int, sums)}) == 3
 
 
-def test_without_a_complete_checkpoint_no_file_changes(saved, capsys, keep_lifecycle):
-    for done in ("20", "40"):
-        cut(saved / done)
+def test_without_a_good_checkpoint_no_file_changes(saved, capsys, keep_lifecycle):
+    for step in ("20", "40"):
+        truncate_largest(saved / step)
     before = contents(saved)
     with pytest.raises(SystemExit, match="78"):
         restored(saved)
@@ -196,14 +202,14 @@ def test_without_a_complete_checkpoint_no_file_changes(saved, capsys, keep_lifec
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"-1 -1", 20 * b"7 ", b"9" * 99, "²".encode()]
 )
-def test_a_damaged_count_of_starts_begins_anew(tmp_path, keep_lifecycle, content):
+def test_damaged_count_of_starts_is_reset(tmp_path, keep_lifecycle, content):
     (tmp_path / "²").mkdir()
     (tmp_path / "starts").write_bytes(content)
-    why_not = []
+    errors = []
     for _ in range(3):
-        why_not.append(lifecycle.claim(tmp_path, 0, tries=2))
+        errors.append(lifecycle.claim(tmp_path, 0, tries=2))
         os.close(lifecycle.claimed[0])
-    assert [bool(words) for words in why_not] == [False, False, True]
+    assert [bool(error) for error in errors] == [False, False, True]
     (tmp_path / "other").write_text("precious")
     (tmp_path / "starts").unlink()
     (tmp_path / "starts").symlink_to(tmp_path / "other")
@@ -214,15 +220,15 @@ def test_a_damaged_count_of_starts_begins_anew(tmp_path, keep_lifecycle, content
 @pytest.mark.slow
 def test_two_processes_fall_back_together(start_run, tmp_path):
     start_run(processes=2).finish()
-    cut(tmp_path / "checkpoints/48")
-    again = start_run(processes=2)
-    again.repeats(start=40)
-    assert "CHECKPOINT 48 IS DAMAGED" in again.output[0]
+    truncate_largest(tmp_path / "checkpoints/48")
+    restarted = start_run(processes=2)
+    restarted.check_losses(start=40)
+    assert "CHECKPOINT 48 IS DAMAGED" in restarted.output[0]
 
 
 # ----------------------------------------------------------------------------- the disk
 
-BLIND = """
+SKIP_SPACE_CHECK = """
 import lifecycle, shutil, types
 usage = shutil.disk_usage("/")
 lifecycle.shutil = types.SimpleNamespace(disk_usage=lambda path: usage)
@@ -231,24 +237,24 @@ lifecycle.shutil = types.SimpleNamespace(disk_usage=lambda path: usage)
 
 @linux_root
 @alone_and_paired
-@pytest.mark.parametrize("sees", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_full_disk_ends_all(start_run, tmp_path, processes, sees):
-    """Also where the check of free space misses it: another program may fill it."""
+@pytest.mark.parametrize("checks", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_full_disk_ends_all_processes(start_run, tmp_path, processes, checks):
+    """Also if the check of free space passes before another program fills the disk."""
     with small_disk(tmp_path / "disk", "20m") as disk:
-        code = HANGS_IN_STEP if sees else HANGS_IN_STEP + BLIND
+        code = HANGS_IN_STEP + ("" if checks else SKIP_SPACE_CHECK)
         run = start_run(folder="disk/run", processes=processes, code=code)
         run.wait_for(20)
         ballast = fill(disk, leave=40_000)
         (tmp_path / "go").touch()
-        ended = run.end()
-        if sees:
-            assert ended == [78] * processes
+        codes = run.end()
+        if checks:
+            assert codes == [78] * processes
         else:
-            assert not {0, 75, 76} & {*ended}
+            assert not {0, 75, 76} & {*codes}
         assert str(disk / "run") in "".join(run.errors)
         assert run.complete() == [20]
         ballast.unlink()
-        start_run(folder="disk/run").repeats(start=20)
+        start_run(folder="disk/run").check_losses(start=20)
 
 
 # ------------------------------------------------------------------------------- limits
@@ -257,31 +263,31 @@ def test_a_full_disk_ends_all(start_run, tmp_path, processes, sees):
 @pytest.mark.slow
 @one_and_two
 @pytest.mark.parametrize(
-    ("code", "limits", "words"),
+    ("code", "limits", "message"),
     [
         (HANGS_IN_STEP, ["--step-limit", 60], "the next step has not ended in time"),
         (HANGS_IN_SAVE, ["--save-limit", 20], "the save of step 40 into /"),
     ],
 )
-def test_a_run_that_hangs_ends(start_run, processes, code, limits, words):
+def test_hanging_run_ends(start_run, processes, code, limits, message):
     run = start_run(*limits, processes=processes, code=code)
     assert not {0, 75, 76} & {*run.end()}
     errors = "".join(run.errors)
-    assert words in errors and "most recent call first" in errors
+    assert message in errors and "most recent call first" in errors
     assert run.complete() == [20]
-    start_run().repeats(start=20)
+    start_run().check_losses(start=20)
 
 
 # -------------------------------------------------------------------------------- stops
 
 
-# Print a line when the handlers of signals are set, before JAX is imported.
+# Print a line when the signal handlers are set, before JAX is imported.
 HANDLERS_SET = """
 import faulthandler
 begin = faulthandler.dump_traceback_later
 
-def begin_and_print(*words, **more):
-    begin(*words, **more)
+def begin_and_print(*args, **kwargs):
+    begin(*args, **kwargs)
     print("handlers are set", flush=True)
 
 faulthandler.dump_traceback_later = begin_and_print
@@ -289,9 +295,9 @@ faulthandler.dump_traceback_later = begin_and_print
 
 
 @pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_stop_before_anything_is_saved(start_run, waits):
-    """While it imports JAX, or waits for another process."""
-    run = start_run(*([*meeting(2), 0] if waits else []), code=HANDLERS_SET)
+def test_stop_before_the_first_save(start_run, waits):
+    """While the run imports JAX, or waits for another process."""
+    run = start_run(*([*coordinator_options(2), 0] if waits else []), code=HANDLERS_SET)
     run.read_until("process 0 of 2 waits" if waits else "handlers are set")
     run.send()
     assert run.end() == [76]
@@ -300,13 +306,13 @@ def test_a_stop_before_anything_is_saved(start_run, waits):
 
 
 @pytest.mark.slow
-def test_two_processes_are_stopped_again_and_again(start_run):
-    """By Ctrl-C, before a first step, and after a save, where Orbax would look for
-    signals; meanwhile they listen at the coordinator's address only."""
-    how = {"processes": 2, "code": SLOWLY}
-    saved = start_run(**how).stop("step     8", signal.SIGINT, everyone=True)
-    saved = start_run(**how).stop(f"step {saved:5}  restored", *[signal.SIGTERM] * 20)
-    run = start_run(**how)
+def test_two_processes_are_stopped_several_times(start_run):
+    """By Ctrl-C, before a first step, and after a save, when Orbax would check for
+    signals. The processes listen only at the coordinator's address."""
+    two = {"processes": 2, "code": SLOW_STEPS}
+    saved = start_run(**two).stop("step     8", signal.SIGINT, to_all=True)
+    saved = start_run(**two).stop(f"step {saved:5}  restored", *[signal.SIGTERM] * 20)
+    run = start_run(**two)
     run.read_until(f"step {saved:5}  restored")
     listening = [
         line.laddr.ip.removeprefix("::ffff:")
@@ -316,30 +322,30 @@ def test_two_processes_are_stopped_again_and_again(start_run):
     ]
     assert listening and {*listening} == {"127.0.0.1"}
     saved = run.stop("step    40  test loss")
-    start_run().repeats(start=saved)
+    start_run().check_losses(start=saved)
 
 
 @pytest.mark.slow
-def test_one_process_of_a_launcher_stops_too(start_run):
-    """JAX handles its signals, as it does in several."""
-    saved = start_run(*meeting(1), 0, code=SLOWLY).stop("step     8")
-    start_run().repeats(start=saved)
+def test_single_process_of_a_launcher_stops(start_run):
+    """JAX handles its signals, as with several processes."""
+    saved = start_run(*coordinator_options(1), 0, code=SLOW_STEPS).stop("step     8")
+    start_run().check_losses(start=saved)
 
 
 @pytest.mark.slow
 @linux_root
-def test_as_the_first_process_of_a_container(tmp_path):
-    """Where the kernel drops a signal without a handler."""
+def test_run_stops_as_first_process_of_a_container(tmp_path):
+    """There the kernel ignores signals without a handler."""
     script = ["python", LAUNCH / "train.py", "--emulate", "8", "--steps", "100000"]
-    inside = ["unshare", "--pid", "--fork", "--kill-child", *script]
+    command = ["unshare", "--pid", "--fork", "--kill-child", *script]
     outer = subprocess.Popen(
-        inside, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
     )
     try:
         read_until(outer, "step   160")
         [first] = psutil.Process(outer.pid).children()
         first.terminate()
-        assert outer.wait(HANGS) == 75
+        assert outer.wait(TIMEOUT) == 75
         assert "\nstopped: the same command goes on after step " in outer.stdout.read()
     finally:
         outer.kill()
@@ -348,22 +354,22 @@ def test_as_the_first_process_of_a_container(tmp_path):
 
 @pytest.mark.slow
 @one_and_two
-def test_thirty_moments_of_a_save(start_run, processes):
-    """From before the save of step 20 until after it, SIGTERM and SIGKILL in turn."""
-    for moment in range(30):
-        folder = f"run{moment}"
-        run = start_run(folder=folder, processes=processes, code=SLOWLY)
+def test_signals_at_thirty_times_around_a_save(start_run, processes):
+    """From before the save of step 20 until after it, SIGTERM and SIGKILL alternate."""
+    for trial in range(30):
+        folder = f"run{trial}"
+        run = start_run(folder=folder, processes=processes, code=SLOW_STEPS)
         run.read_until("step    16")
-        time.sleep(0.4 + moment * 0.025)
-        if moment % 2:
+        time.sleep(0.4 + trial * 0.025)
+        if trial % 2:
             run.send(signal.SIGKILL)
-            assert not {0, 75, 76} & {*run.end()}, moment
-            assert run.complete() in ([], [20]), moment
+            assert not {0, 75, 76} & {*run.end()}, trial
+            assert run.complete() in ([], [20]), trial
             start = 20 * len(run.complete())
         else:
             run.send()
             start = run.stopped()
-        start_run(folder=folder).repeats(start)
+        start_run(folder=folder).check_losses(start)
 
 
 # --------------------------------------------------------------------- starts and jobs
@@ -379,8 +385,8 @@ def test_starts_that_save_nothing_new_are_counted(start_run, processes):
     run = start_run(processes=processes)
     assert run.end() == [78] * processes
     assert "--tries 4" in run.errors[0]
-    start_run("--tries", 4).repeats()
-    for _ in range(4):  # done, it may be started as often as one likes
+    start_run("--tries", 4).check_losses()
+    for _ in range(4):  # a finished run may be started any number of times
         assert "step    48  restored" in start_run().finish()
 
 
@@ -389,38 +395,38 @@ def test_starts_that_save_nothing_new_are_counted(start_run, processes):
 
 @pytest.mark.slow
 def test_forty_faults_in_a_row(start_run):
-    """Killed, stopped, torn, on other devices: at the end it is the same loss."""
+    """Kills, stops, damage, other devices: the final loss is the same."""
     rng = random.Random(25)
-    steps, happened = ["--steps", 480, "--save-every", 7, "--tries", 40], []
+    steps, faults = ["--steps", 480, "--save-every", 7, "--tries", 40], []
     undisturbed = start_run(*steps, folder="undisturbed").finish()
     for _ in range(40):
         processes = rng.choice([1, 1, 2])
-        run = start_run(*steps, processes=processes, code=SLOWLY)
+        run = start_run(*steps, processes=processes, code=SLOW_STEPS)
         time.sleep(rng.uniform(4, 9))
-        fault = rng.choice(["kill", "term", "tear", "flip", "second", "twice"])
-        victim = rng.choice(run.processes)
+        fault = rng.choice(["kill", "term", "truncate", "flip", "second", "twice"])
+        process = rng.choice(run.processes)
         if fault == "second":
             run.read_until("step")
             assert start_run(*steps).end() == [78]
         number = signal.SIGTERM if fault in ("term", "twice") else signal.SIGKILL
-        victim.send_signal(number)
+        process.send_signal(number)
         if fault == "twice":
             time.sleep(rng.uniform(0, 0.5))
-            victim.terminate()
+            process.terminate()
         try:
-            ended = run.end(60)
+            codes = run.end(60)
         except subprocess.TimeoutExpired:  # one may wait for another to start
             run.kill()  # as a launcher does
-            ended = run.end()
-        assert 0 not in ended
-        kept = run.complete()
-        newest = run.folder / str(kept[-1]) if len(kept) > 1 else None
-        if newest and fault == "tear":
-            cut(newest)
+            codes = run.end()
+        assert 0 not in codes
+        saved = run.complete()
+        newest = run.folder / str(saved[-1]) if len(saved) > 1 else None
+        if newest and fault == "truncate":
+            truncate_largest(newest)
         if newest and fault == "flip":
             flip(rng.choice([*contents(newest)]), rng)
-        happened.append((fault, processes, kept[-1:], ended))
+        faults.append((fault, processes, saved[-1:], codes))
     last = start_run(*steps).finish()
     line = "step +480  test loss ([^,]+), "
-    found, due = (float(re.search(line, text)[1]) for text in (last, undisturbed))
-    assert abs(found / due - 1) < 1e-4, happened
+    found, expected = (float(re.search(line, text)[1]) for text in (last, undisturbed))
+    assert abs(found / expected - 1) < 1e-4, faults

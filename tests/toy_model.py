@@ -1,6 +1,6 @@
-"""A small Qwen3 model in a folder, requests to it, and a plain loop that answers them.
+"""A small Qwen3 model in a folder, requests, and a plain loop that answers them.
 
-The loop has one device, and neither a cache nor batches.
+The loop runs on one device, without a cache and without batching.
 """
 
 import json
@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pair import ROOT
-from runs import ENVIRONMENT, meeting, options_of, start
+from runs import ENVIRONMENT, coordinator_options, options_of, start
 
 LENGTH = 96  # of a slot
 CELL = {"jnp": jnp, "np": np}
 exec((ROOT / "book/cells/checkpoint.py").read_text(), CELL)
-# Eight devices cannot share 321 rows of a table, nor four of them 99 of a slot.
+# vocab_size 321 is not divisible by 8 devices.
 CONFIG = CELL["QWEN3"] | {"num_hidden_layers": 2, "vocab_size": 321}
 WORDS = {"<s>": 1, "the": 15, "sea": 7, "is": 9, "blue": 53}
 WORDS |= {f"w{token}": token for token in {*range(321)} - {*WORDS.values()}}
-# In place of the package, which no session installs: it splits a text at blanks, and
-# puts <s> before it, as Llama's own does.
+# Replaces the package tokenizers, which no session installs. It splits a text at spaces
+# and puts <s> before it, as Llama's tokenizer does.
 TOKENIZERS = """
 import json
 from types import SimpleNamespace
@@ -67,7 +67,7 @@ def prompt(seed: int, size: int) -> list[int]:
 
 REQUESTS = [
     {"tokens": prompt(0, 5), "max_tokens": 20},
-    # The next prompt takes two steps.
+    # The next prompt takes two prefill steps.
     {"tokens": prompt(1, 70), "max_tokens": 20, "temperature": 1.0},
     {"tokens": [7], "max_tokens": 1},
     {"tokens": prompt(2, 33), "max_tokens": 30, "temperature": 0.7, "seed": 5},
@@ -75,15 +75,15 @@ REQUESTS = [
     {"tokens": prompt(2, 33), "max_tokens": 30, "temperature": 0.7, "seed": 5},
     {"tokens": prompt(2, 33), "max_tokens": 30, "temperature": 0.7, "seed": 6},
     {"prompt": "the sea is", "max_tokens": 12, "id": "text"},
-    {"tokens": prompt(4, 92), "max_tokens": 50},  # for which there is no room
+    {"tokens": prompt(4, 92), "max_tokens": 50},  # more than fit into a slot
 ]
 RUNS = []
 
 
 @contextmanager
 def model_in(place: Path) -> Iterator[Path]:
-    """Write the folder `model`, its requests and the package into a folder; kill what
-    is left of the processes that start there."""
+    """Write the folder `model`, requests and the package tokenizers into a folder; at
+    the end, kill processes that were started there."""
     write_model(place / "model")
     (place / "model" / "tokenizer.json").write_text(json.dumps(WORDS))
     write_rows(place / "requests.jsonl", REQUESTS)
@@ -106,32 +106,32 @@ def write_rows(path: Path, rows: list) -> None:
     path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
 
 
-def start_in(place: Path, name: str, *words: object, **how) -> subprocess.Popen:
-    """Start a program in a process that finds the package."""
+def start_in(place: Path, name: str, *args: object, **popen) -> subprocess.Popen:
+    """Start a program in a process that can import the package tokenizers."""
     path = f"{place}{os.pathsep}{ENVIRONMENT.get('PYTHONPATH', '')}"
     env = ENVIRONMENT | {"PYTHONPATH": path}
-    RUNS.append(start(name, *words, cwd=place, env=env, **how))
+    RUNS.append(start(name, *args, cwd=place, env=env, **popen))
     return RUNS[-1]
 
 
-def start_two(place: Path, name: str, *each: list, code: str = "") -> list:
-    """Start two processes of four devices, each with its own words."""
-    meet = ["--emulate", 4, *meeting()]
+def start_two(place: Path, name: str, *args: list, code: str = "") -> list:
+    """Start two processes of four devices, each with its own list of arguments."""
+    common = ["--emulate", 4, *coordinator_options()]
     return [
-        start_in(place, name, *words, *meet, n, code=code)
-        for n, words in enumerate(each)
+        start_in(place, name, *own, *common, index, code=code)
+        for index, own in enumerate(args)
     ]
 
 
-def prepared(place: Path, *words: object):
-    """Return what generate.py has before its first step, on one device."""
-    more = ["--length", LENGTH, "--devices", 1, *words]
-    words = [place / "model", "--prompts", place / "requests.jsonl", *more]
-    return generate.prepare(options_of(generate, *words))[:3]
+def prepared(place: Path, *args: object):
+    """Return engine, requests and stop tokens of generate.py on one device."""
+    more = ["--length", LENGTH, "--devices", 1, *args]
+    args = [place / "model", "--prompts", place / "requests.jsonl", *more]
+    return generate.prepare(options_of(generate, *args))[:3]
 
 
 def answers(engine, requests, stops=frozenset()) -> dict:
-    """Serve all requests and return the tokens of each answer by its name."""
+    """Serve all requests; return the generated tokens by the name of the request."""
     for request in requests:
         request.said, request.asked, request.finish = [], 0, ""
     done = [one.name for one in generate.serve(engine, requests, stops) if one]
@@ -147,7 +147,7 @@ def plain_weights(folder: Path) -> tuple[dict, decoder.Config]:
 
 
 def plain_answers(weights: dict, c: decoder.Config, requests: list) -> dict:
-    """Return the answers of the full model, one request and one token at a time."""
+    """Return the answers of the model, one request and one token at a time."""
 
     @jax.jit
     def next_token(weights, tokens, size, seed, temperature):
