@@ -51,7 +51,7 @@ def token_batch() -> np.ndarray:
 
 
 def write(folder: Path, config: dict, files: int = 3) -> Path:
-    """Write a checkpoint of random bits, seed 0, as the chapters do; return it."""
+    """Write a checkpoint of random bits, seed 0, as the chapters do; return its path."""
     CELL["write_checkpoint"](folder, config, CELL["random_tensors"](config, 0), files)
     return folder
 

@@ -105,7 +105,7 @@ def test_shellcheck_accepts_shell_scripts():
 
 
 def test_mpirun_restarts_a_run_after_a_crash(tmp_path):
-    """It does not restart after an exit status of train.py that means: do not."""
+    """It does not restart after exit status 78."""
     (tmp_path / "mpirun").write_text(
         "#!/bin/sh\necho x >> $0.starts\n"
         'echo mpirun "$@"\n[ "$(wc -l < $0.starts)" -eq 3 ] && exit 78\nexit 134\n'

@@ -1,4 +1,4 @@
-"""Test launch/train.py under faults: it always ends, and never loses a checkpoint.
+"""Test launch/train.py under faults: it always ends, and loses no checkpoint.
 
 Each test causes a real fault, waits until the run ends, and starts it again; the losses
 must then equal those of a run without faults. Tests that take minutes are marked `slow`
