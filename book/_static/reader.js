@@ -44,8 +44,7 @@
     const isChosen = () => stored.get("path")?.name === name;
     const update = () => button.setAttribute("aria-pressed", isChosen());
     button.className = "follow";
-    button.textContent = "follow";
-    button.title = `Make Next follow the path “${name}”`;
+    button.textContent = `Let Next follow “${name}”`;
     button.addEventListener("click", () => {
       stored.set("path", isChosen() ? null : path);
       document.dispatchEvent(new Event("path"));
