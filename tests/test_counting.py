@@ -1,9 +1,10 @@
-"""The reader of compiled programs counts what a program sends, or raises an error.
+"""`collectives` counts the bytes that a compiled program sends, or raises an error.
 
 book/counting.md asserts, whenever it is built, what the CPU's compiler prints for each
-kind, every spelling of groups, nested loops, branches, and one form of each other
-compiler. Here are more forms, reduced to what the reader needs: a TPU's (libtpu
-0.0.50.1), a GPU's (jax-cuda12-plugin 0.12.0.1), and those that it must not count.
+kind, every format of groups, nested loops, branches, and one form of each other
+compiler. The tests here have more forms, reduced to what `collectives` reads: those of
+a TPU (libtpu 0.0.50.1) and a GPU (jax-cuda12-plugin 0.12.0.1), and those that cannot be
+counted.
 """
 
 import re
@@ -23,17 +24,17 @@ PERMUTE = f"%a = f32[256]{{0}} collective-permute(%p), {PAIRS}"
 
 
 def read(text: str) -> dict:
-    """Count a program."""
+    """Count the collectives of a program that is given as text."""
     return NAMES["collectives"](SimpleNamespace(as_text=lambda: text))
 
 
 def block(name: str, *lines: str) -> str:
-    """A computation with these lines."""
+    """Return the text of a computation with these lines."""
     return "\n  ".join([f"{name} (p: f32[]) -> f32[] {{", *lines]) + "\n}\n\n"
 
 
 def counted(*lines: str, others: str = "") -> dict:
-    """Count a program with these lines in its ENTRY computation, and other ones."""
+    """Count a program with these lines in its ENTRY, and with other computations."""
     return read(others + "\n\n" + block("ENTRY %main", *lines))
 
 
@@ -58,7 +59,7 @@ def test_axes_may_have_any_name():
     assert counted(SUM.replace(FOURS, groups)) == {("all-reduce", 4): (1, 1536)}
 
 
-def test_what_goes_to_no_other_device_is_not_counted():
+def test_data_that_stays_on_its_device_is_not_counted():
     for groups in "[8,1]<=[8]", "mesh['x'=8,'z'=1] {'z'}":
         assert counted(SUM.replace(FOURS, f"replica_groups={groups}")) == {}
     assert counted(PERMUTE + "{}") == {}
@@ -84,8 +85,8 @@ def test_start_and_done_are_counted_once_by_their_result(kind, types, result, se
     assert counted(*lines) == {(kind, 4): (1, sent)}
 
 
-def piece(name: str, chain: int, target: str) -> str:
-    """A computation that works on the gather with this number, as a TPU does."""
+def part(name: str, chain: int, target: str) -> str:
+    """Return a computation with a part of the all-gather of this chain, as on a TPU."""
     gather = f"%g = bf16[512]{{0}} all-gather(%p), {FOURS}, "
     gather += f'frontend_attributes={{chain_id="{chain}"}}, '
     gather += 'backend_config={"async_collective_fusion_config":{"flag_start":"2"}}'
@@ -93,11 +94,11 @@ def piece(name: str, chain: int, target: str) -> str:
     return block(f"%{name}", gather, call)
 
 
-def test_pieces_of_two_gathers_are_two_gathers():
-    others = piece("one", 0, "AsyncCollectiveStart") + piece("two", 0, "Work")
-    others += piece("three", 0, "AsyncCollectiveDone")
-    others += piece("four", 1, "AsyncCollectiveStart")
-    others += piece("five", 1, "AsyncCollectiveDone")
+def test_parts_of_two_gathers_are_two_gathers():
+    others = part("one", 0, "AsyncCollectiveStart") + part("two", 0, "Work")
+    others += part("three", 0, "AsyncCollectiveDone")
+    others += part("four", 1, "AsyncCollectiveStart")
+    others += part("five", 1, "AsyncCollectiveDone")
     order = ("one", "two", "four", "three", "five")
     lines = [f"%f.{name} = f32[] fusion(%p), calls=%{name}" for name in order]
     assert counted(*lines, others=others) == {("all-gather", 4): (2, 2 * 768)}
@@ -128,7 +129,7 @@ ASYNC = [
     ],
 )
 def test_a_computation_runs_as_often_as_it_is_called(times, lines):
-    """0 means that the number is unknown; then the whole kind has no count."""
+    """0 means that the number of runs is unknown; then the kind has no count."""
     others = block("%one", "ROOT %gt = pred[] compare(%p, %p)") + block("two", SUM)
     assert counted(*lines, others=others) == {("all-reduce", 4): (times, times * 1536)}
 
@@ -158,7 +159,7 @@ COPIED = START.replace("%first", "%copy")
         ({"condition=%condition, ": ""}, 0),
     ],
 )
-def test_trips_of_the_pages_loop_are_known_or_not(changes, times):
+def test_trip_count_of_the_loop_on_the_page_is_known_or_not(changes, times):
     text = LOOP + "}"
     for old, new in changes.items():
         assert text.count(old) == 1, old
@@ -174,9 +175,9 @@ BEGUN = f"%s = ((f32[8]), f32[8]) all-reduce-start(%p), {FOURS}"
     ("why", "lines"),
     [
         ("its bytes are not known: %b.7 = f32[8]{0} collective-b", [BROADCAST]),
-        ("no price", ["%s = (f32[8], u32[], token[]) send(%p, %t), channel_id=1"]),
-        ("no price", ["%r = (f32[8], u32[], token[]) recv(%t), channel_id=1"]),
-        ("no price", [PERMUTE + "{{0,1}}, slice_sizes={{8}}"]),
+        ("not known", ["%s = (f32[8], u32[], token[]) send(%p, %t), channel_id=1"]),
+        ("not known", ["%r = (f32[8], u32[], token[]) recv(%t), channel_id=1"]),
+        ("not known", [PERMUTE + "{{0,1}}, slice_sizes={{8}}"]),
         ("groups are not listed", [SUM.replace(FOURS, "replica_groups={}")]),
         ("of replicas", [SUM + ", channel_id=1"]),
         ("f32[<=8] has no known size", [SUM.replace("f32[256]", "f32[<=8]")]),
