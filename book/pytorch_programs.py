@@ -1,7 +1,7 @@
 """The PyTorch programs of from_pytorch_parallelism.md, run by lab/pytorch.py.
 
-The page shows the functions above the line as they stand. torchrun runs this file as
-two processes, which meet through a file and talk over Gloo on 127.0.0.1 only.
+The page shows the functions above the line unchanged. torchrun runs this file as two
+processes, which connect through a file and communicate over Gloo on 127.0.0.1 only.
 """
 
 import json
@@ -41,7 +41,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 
 def problem():
-    """Inputs x and targets y, f32[8, 4], and weights w1 and w2, f32[4, 4]."""
+    """Return inputs x and targets y, f32[8, 4], and weights w1 and w2, f32[4, 4]."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, 4))
     y = rng.uniform(-1, 1, size=(8, 4))
@@ -51,12 +51,12 @@ def problem():
 
 
 def tensors():
-    """The problem as tensors."""
+    """Return the arrays of problem() as tensors."""
     return [torch.from_numpy(array) for array in problem()]
 
 
 def layers(w1, w2):
-    """Two layers without biases; nn.Linear keeps a matrix as [out, in]."""
+    """Return two layers without biases; nn.Linear stores its matrix as [out, in]."""
     first = nn.Linear(4, 4, bias=False)
     second = nn.Linear(4, 4, bias=False)
     first.weight.data.copy_(w1.T)
@@ -65,7 +65,7 @@ def layers(w1, w2):
 
 
 def train(model, x, y, steps=4):
-    """Descend on x and y, f32[n, 4]; each step's loss, and the calls of the last."""
+    """Train on x and y, f32[n, 4]; return all losses and the last step's calls."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     losses = []
     for _ in range(steps):
@@ -190,13 +190,13 @@ def split_layers(w1, w2):
 def tensor_parallel(rank):
     x, y, w1, w2 = tensors()
     model = split_layers(w1, w2)
-    losses, calls = train(model, x, y)  # every rank has all rows
+    losses, calls = train(model, x, y)  # every rank has all examples
     return report(model, losses, calls)
 
 
 def pipeline(rank, schedule_class):
     x, y, w1, w2 = tensors()
-    part = layers(w1, w2)[2 * rank : 2 * rank + 2]  # a layer and its tanh
+    part = layers(w1, w2)[2 * rank : 2 * rank + 2]  # one layer and its tanh
     stage = PipelineStage(part, rank, num_stages=2, device=torch.device("cpu"))
     schedule = schedule_class(stage, n_microbatches=4, loss_fn=mse_loss)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.5)
@@ -222,7 +222,7 @@ def checkpoint(rank):
 
     model = split_layers(0 * w1, 0 * w2)
     state = model.state_dict()
-    dcp.load(state, checkpoint_id="checkpoint")  # into the tensors that are there
+    dcp.load(state, checkpoint_id="checkpoint")  # into the existing tensors
     model.load_state_dict(state)
     losses, calls = train(model, x, y, steps=2)
     found = report(model, losses, calls)
@@ -232,7 +232,7 @@ def checkpoint(rank):
 
 def recorder(rank):
     group = dist.new_group(timeout=timedelta(seconds=10))
-    calls = 3 if rank == 0 else 2  # rank 1 forgets one
+    calls = 3 if rank == 0 else 2  # rank 1 leaves one out
     error = ""
     try:
         for _ in range(calls):
@@ -246,7 +246,7 @@ def recorder(rank):
 
 
 class Rows(Dataset):
-    """A hundred rows, f32[4], of which each holds its number."""
+    """A hundred examples f32[4]; all four values of one are its index."""
 
     def __len__(self):
         return 100
@@ -256,14 +256,14 @@ class Rows(Dataset):
 
 
 def loader_of(rank, how):
-    """Two workers, started in this way, read this rank's half of the rows."""
+    """Return a loader whose two workers, started by `how`, read this rank's half."""
     sampler = DistributedSampler(Rows(), num_replicas=2, rank=rank, drop_last=True)
     return DataLoader(
         Rows(),
         batch_size=16,  # of this process
         sampler=sampler,
-        drop_last=True,  # 50 rows make three batches
-        collate_fn=np.stack,  # NumPy arrays, no tensors
+        drop_last=True,  # 50 examples make three batches
+        collate_fn=np.stack,  # NumPy arrays, not tensors
         num_workers=2,
         multiprocessing_context=how,
         persistent_workers=True,
@@ -271,7 +271,7 @@ def loader_of(rank, how):
 
 
 def feed(rank):
-    import jax  # here, which spares the workers the import
+    import jax  # in here, so that workers do not import it
     from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
     jax.config.update("jax_platforms", "cpu")
@@ -288,7 +288,7 @@ def feed(rank):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for epoch in (0, 1):
-                loader.sampler.set_epoch(epoch)  # or every epoch has the same order
+                loader.sampler.set_epoch(epoch)  # without it, all epochs are equal
                 for mine in loader:  # f32[16, 4]
                     batch = jax.make_array_from_process_local_data(over_all, mine)
                     batches.append(batch)
@@ -303,7 +303,7 @@ def feed(rank):
 
 
 def one_address() -> str:
-    """A free port of this machine, the same in both processes."""
+    """Return the address of a free port, the same in both processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = [f"127.0.0.1:{probe.getsockname()[1]}"]
@@ -312,13 +312,13 @@ def one_address() -> str:
 
 
 def counts(calls: CommDebugMode) -> dict[str, int]:
-    """How often each collective was called, by its name in PyTorch."""
+    """Return how often each collective was called, by its name in PyTorch."""
     return {str(name): n for name, n in calls.get_comm_counts().items()}
 
 
 def report(model: nn.Module, own: list[float], calls: CommDebugMode) -> dict:
-    """A rank's losses and their mean over ranks, its calls, and the weights [in, out]:
-    what it holds of each, and all of it."""
+    """Return a rank's losses and their mean over ranks, its calls, and of each weight,
+    as [in, out], the block on this rank and the full matrix."""
     mean = torch.tensor(own)
     dist.all_reduce(mean, op=dist.ReduceOp.AVG)
     found = {"own": own, "losses": mean.tolist(), "calls": counts(calls)}
@@ -350,12 +350,12 @@ PROGRAMS = {
 
 
 def work() -> None:
-    """Be one of two processes: run these programs, and leave what each found in a file.
+    """Run these programs as one of two processes, and write the results to a file.
 
-    Rank 1 fails at its first start, so that torchrun has something to restart.
+    Rank 1 fails at its first start, so that torchrun restarts both.
     """
     limit, *wanted = sys.argv[1:]
-    signal.alarm(int(limit))  # ends this process, whatever it waits for
+    signal.alarm(int(limit))  # ends this process, even in a deadlock
     warnings.filterwarnings("ignore", "Full backward hook")
     rank, attempt = (int(os.environ[n]) for n in ("RANK", "TORCHELASTIC_RESTART_COUNT"))
     if (rank, attempt) == (1, 0):
