@@ -18,8 +18,8 @@ README = "README.md"
 
 @pytest.fixture
 def book(tmp_path: Path) -> Path:
-    """A copy of the first page, the first two chapters and their sources."""
-    for file in f"{FIRST}.md", SOURCE, INDEX, "_config.yml":
+    """A copy of the first page, README, two chapters and their sources."""
+    for file in f"{FIRST}.md", SOURCE, INDEX, README, "_config.yml":
         (tmp_path / file).parent.mkdir(exist_ok=True)
         shutil.copy(pair.ROOT / file, tmp_path / file)
     for folder in "book/cells", "launch":
