@@ -164,6 +164,7 @@ def test_permutes_use_one_link_and_switches_take_one_hop_a_lap():
                 assert found == 1 + (n - 1) / 2
             found = collective_seconds("all-reduce", n, n, SWITCH, closed)
             assert found == 2 + (n - 1)
+    assert bytes_sent("collective-permute", 10, 8) == 10
     for chip in (TORUS, SWITCH):
         for collective in ["all-reduce", *ONE_LAP]:
             assert collective_seconds(collective, 10, 1, chip) == 0
