@@ -51,7 +51,7 @@ def token_batch() -> np.ndarray:
 
 
 def write(folder: Path, config: dict, files: int = 3) -> Path:
-    """Write a checkpoint of random bits, seed 0, as the chapters do; return its path."""
+    """Write a checkpoint of random bits, seed 0, as chapters do; return its path."""
     CELL["write_checkpoint"](folder, config, CELL["random_tensors"](config, 0), files)
     return folder
 
@@ -67,9 +67,8 @@ def import_transformers() -> tuple[ModuleType, ModuleType]:
 
 
 def make_by_transformers(folder: Path, name: str) -> Path:
-    """Save a small model of Transformers in several files; return its folder.
-
-    Its weights are larger than Transformers initialises them, so that errors show."""
+    """Save a small Transformers model in several files; return its path. Its weights
+    are larger than Transformers initialises them, so that errors show."""
     torch, transformers = import_transformers()
     kind = transformers.Qwen3Config if "Qwen3" in name else transformers.LlamaConfig
     config = kind(
@@ -109,10 +108,8 @@ class Reference(NamedTuple):
 
 
 def theirs(folder: Path, tokens: np.ndarray) -> Reference:
-    """Return the results of Transformers for tokens [b, t].
-
-    Raise SystemExit if weights are missing or unexpected, or if rounding could change
-    a generated token."""
+    """Return the results of Transformers for tokens [b, t]; raise SystemExit if weights
+    are missing or unexpected, or if rounding could change a generated token."""
     torch, transformers = import_transformers()
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
@@ -233,8 +230,7 @@ LOSS_TOLERANCE = 1e-3  # maximum difference of two losses within STEPS steps
 
 
 def write_rows(path: Path, count: int, vocab_size: int, sizes: list[int]) -> Path:
-    """Write examples of consecutive tokens, with prompts and answers of random lengths
-    below these sizes."""
+    """Write examples of consecutive tokens, each part shorter than its size."""
     rng = np.random.Generator(np.random.Philox(2))
     with path.open("w") as file:
         for _ in range(count):
@@ -267,8 +263,7 @@ def batches_of(base: Path, rows: Path) -> Callable[[int], tuple]:
 
 
 def their_step(model: object, rate: float, steps: int) -> Callable:
-    """Return a function that makes a step of AdamW, without weight decay, on a batch
-    and returns the loss."""
+    """Return a function that makes a step of AdamW on a batch and returns the loss."""
     torch, transformers = import_transformers()
     params = [p for p in model.parameters() if p.requires_grad]
     adam = torch.optim.AdamW(params, lr=rate, weight_decay=0.0)
@@ -321,9 +316,8 @@ def fine_tune(folder: Path) -> dict:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder / name, dtype=torch.float32
         )
-        if place is None:
-            return model
-        return peft.PeftModel.from_pretrained(model, place, **options)
+        load_adapters = peft.PeftModel.from_pretrained
+        return load_adapters(model, place, **options) if place else model
 
     def scores(model: object) -> np.ndarray:
         with torch.no_grad():

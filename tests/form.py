@@ -62,15 +62,13 @@ def cell(page: str, tag: str) -> str:
     return re.search(header + "(.*?)\n```\n", source(page), re.DOTALL)[1]
 
 
-def evaluate(
-    browser: Browser, script: str, expression: str, argument: object = None
-) -> object:
+def evaluate(browser: Browser, script: str, code: str, argument: object = None):
     """Evaluate JavaScript in an empty page with form.js and the script of a page."""
     with browser.new_context() as context:
         page = context.new_page()
         for name in ("form.js", script):
             page.add_script_tag(path=ROOT / "book/_static" / name)
-        return page.evaluate(expression, argument)
+        return page.evaluate(code, argument)
 
 
 def counted(browser: Browser, script: str, count: str, cases: list[dict]) -> list:
@@ -88,8 +86,7 @@ def counted(browser: Browser, script: str, count: str, cases: list[dict]) -> lis
 def check_rejected(
     browser: Browser, script: str, count: str, first: dict, rejected: list[tuple]
 ) -> None:
-    """Check that each (changes of the first case, field, part of the message) in
-    `rejected` is rejected with an error for the field and that message."""
+    """Check each rejected (changes of the first case, field, part of the message)."""
     cases = [first | changes for changes, _, _ in rejected]
     for (changes, field, message), found in zip(
         rejected, counted(browser, script, count, cases)

@@ -127,7 +127,7 @@ def test_flipped_bit_is_detected_or_has_no_effect(saved, capsys):
     assert "its checksum is another" in printed  # Orbax restored it without an error
 
 
-def truncate_largest(checkpoint: Path) -> None:
+def truncate(checkpoint: Path) -> None:
     files = contents(checkpoint)
     largest = max(files, key=lambda path: len(files[path]))
     os.truncate(largest, len(files[largest]) // 2)
@@ -159,14 +159,7 @@ def remove_index(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        truncate_largest,
-        empty_files,
-        empty_folder,
-        change_settings,
-        remove_state,
-        remove_index,
-    ],
+    [truncate, empty_files, empty_folder, change_settings, remove_state, remove_index],
 )
 def test_damaged_checkpoint_is_renamed_and_the_one_before_restored(
     saved, capsys, damage
@@ -191,7 +184,7 @@ def test_checksum_depends_on_values_and_their_order(kind):
 
 def test_without_a_good_checkpoint_no_file_changes(saved, capsys, keep_lifecycle):
     for step in ("20", "40"):
-        truncate_largest(saved / step)
+        truncate(saved / step)
     before = contents(saved)
     with pytest.raises(SystemExit, match="78"):
         restored(saved)
@@ -220,7 +213,7 @@ def test_damaged_count_of_starts_is_reset(tmp_path, keep_lifecycle, content):
 @pytest.mark.slow
 def test_two_processes_fall_back_together(start_run, tmp_path):
     start_run(processes=2).finish()
-    truncate_largest(tmp_path / "checkpoints/48")
+    truncate(tmp_path / "checkpoints/48")
     restarted = start_run(processes=2)
     restarted.check_losses(start=40)
     assert "CHECKPOINT 48 IS DAMAGED" in restarted.output[0]
@@ -422,7 +415,7 @@ def test_forty_faults_in_a_row(start_run):
         saved = run.complete()
         newest = run.folder / str(saved[-1]) if len(saved) > 1 else None
         if newest and fault == "truncate":
-            truncate_largest(newest)
+            truncate(newest)
         if newest and fault == "flip":
             flip(rng.choice([*contents(newest)]), rng)
         faults.append((fault, processes, saved[-1:], codes))
