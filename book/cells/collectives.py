@@ -83,7 +83,9 @@ def group_size(line: Line) -> int:
     return groups[0].count(",") + 1
 
 
-def sent_by(line: Line, lines: dict[str, Line], within: str) -> tuple[str, int, int]:
+def read_collective(
+    line: Line, lines: dict[str, Line], within: str
+) -> tuple[str, int, int]:
     """Return kind, group size and the bytes that each device sends in one run."""
     kind = line.operation.removesuffix("-start")
     of_replicas = "channel_id" in line.text and "use_global_device" not in line.text
@@ -191,7 +193,7 @@ def collectives(compiled) -> dict[tuple[str, int], tuple[int, int]]:
                     partial[chain_of(line)] = line  # another line starts it
                     continue
                 started.add(chain_of(line))
-            kind, n, sent = sent_by(line, lines, name)
+            kind, n, sent = read_collective(line, lines, name)
             if n == 0 or (n == 1 and kind != "collective-permute"):
                 continue  # each device would send to itself
             times, total = found.get((kind, n), (0, 0))
