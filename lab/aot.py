@@ -44,8 +44,8 @@ STATE = (
 # Chapter: program: its function and arguments, as an expression in the chapter's names.
 PROGRAMS = {
     "06_data_parallel_regression": {
-        "jit": "step_one, (copied, xs, ys)",
-        "shard_map": "step_shard, (copied, xs, ys)",
+        "jit": "train_step, (start, *batch)",
+        "shard_map": "sharded_step, (start, *batch)",
     },
     "10_automatic_parallelism": {
         "ten times in a loop": "ten_times, (h, w)",
