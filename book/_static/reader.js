@@ -44,7 +44,8 @@
     const isChosen = () => stored.get("path")?.name === name;
     const update = () => button.setAttribute("aria-pressed", isChosen());
     button.className = "follow";
-    button.textContent = `Let Next follow “${name}”`;
+    button.textContent = `Guide me along “${name}”`;
+    button.title = "The link at the foot of each page then leads to the next page of this list.";
     button.addEventListener("click", () => {
       stored.set("path", isChosen() ? null : path);
       document.dispatchEvent(new Event("path"));
