@@ -50,11 +50,11 @@ FOLDS = {
 to_mathml = LatexToMathML().convert_with_local_state
 
 
-def read_status_again(app, env, added, changed, removed):
-    """Read book/status again when any page has changed."""
+def read_summaries_again(app, env, added, changed, removed):
+    """Read the pages that summarise other pages again when any page has changed."""
     app.something_read = bool(added | changed | removed)
-    exists = "book/status" in env.all_docs
-    return ["book/status"] if exists and app.something_read else []
+    summaries = {"book/status", "book/teach"} & env.all_docs.keys()
+    return [*summaries] if app.something_read else []
 
 
 def write_all_pages(app, env):
@@ -203,7 +203,7 @@ def setup(app):
         "mathml", (inline_formula, None), (displayed_formula, None)
     )
     app.connect("config-inited", describe_build)
-    app.connect("env-get-outdated", read_status_again)
+    app.connect("env-get-outdated", read_summaries_again)
     app.connect("env-updated", write_all_pages)
     app.connect("doctree-read", mark_callouts)
     app.connect("doctree-read", name_folds)
