@@ -273,16 +273,6 @@
   }
   const bound = (alone) => Object.keys(alone).reduce((a, b) => (alone[b] > alone[a] ? b : a));
 
-  /* The three inequalities: what the case has, and what it needs to be compute-bound. */
-  function limits(at) {
-    const intensity = (axis) => at.chip.flops / speed(at, axis); // FLOPs for a byte sent
-    return {
-      data: { has: at.tokens / (at.data * at.seq), above: intensity("data") },
-      fsdp: { has: at.tokens / (at.data * at.fsdp * at.seq), above: intensity("fsdp") },
-      model: { has: at.model, below: at.hidden / intensity("model") },
-    };
-  }
-
   /* All layouts of as many devices that the sizes allow: first those that fit, then by the
      times at best and at worst. */
   function layouts(at) {
@@ -418,7 +408,7 @@
 
   globalThis.Calculator = { CHIPS, FIELDS, RECIPES, bytesSent, collectiveSeconds, sidesOf, read,
     weights, multiplied, stepFlops, attentionFlops, againFlops, sent, permuted, held, pipeline,
-    speed, linkSpeed, times, leastSeconds, mostSeconds, bound, limits, layouts,
+    speed, linkSpeed, times, leastSeconds, mostSeconds, bound, layouts,
     generate: { CACHES, read: readGenerate, held: heldToGenerate, sent: sentToGenerate, rowBytes,
       mostRows, criticalRows, decodeTimes, prefillTimes } };
   const root = document.querySelector("#explorer");
@@ -473,12 +463,6 @@
       + leavesNode(at, leaving(at).includes("model") ? ["tensor parallelism"] : []);
   }
 
-  function limit(axis, { has, above, below }, at) {
-    const holds = above ? has > above : has < below;
-    return row(axis, above ? `over ${three(above)} tokens` : `under ${three(below)} devices`,
-      english(has), at[axis] === 1 ? "unused" : holds ? "yes" : "no");
-  }
-
   /* The page. Its state is its fields, which the address repeats; those of the other modes
      are hidden and not read. */
   const CHOICES = ["for", "chip", "recipe", "gathers", "recompute", "base", "gated", "cache",
@@ -521,8 +505,6 @@
     showSent(sent(at));
     part("times").innerHTML = timeRows({ ...times(at), [BEST]: leastSeconds(at),
       [WORST]: mostSeconds(at) }, at.tokens);
-    part("limits").innerHTML = Object.entries(limits(at)).map(([axis, one]) =>
-      limit(axis, one, at)).join("");
     const flops = allFlops(at);
     const { microbatches, ticks } = pipeline(at);
     part("weights").textContent = `The model has ${english(weights(at))} weights, and every token`
