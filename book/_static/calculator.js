@@ -134,12 +134,6 @@
       `${AXES.join(" × ")} = ${english(size)}.`,
       size <= LARGEST ? `Enter ${english(size)}, or change` : "Change", "an axis of the mesh.");
     Form.checkRules(at, RULES, TRAIN, LARGEST);
-    check(Number.isSafeInteger(sum(at.recipe) * weights(at)), "width",
-      "The model has more bytes than this page can count. Enter a smaller hidden size.");
-    check(Number.isSafeInteger(Math.ceil(sum(at.recipe) * adapters(at))), "rank",
-      "The adapters have more bytes than this page can count. Enter a lower rank.");
-    check(Number.isSafeInteger(Math.ceil(total(held(at)) + total(sent(at)))), "tokens",
-      "A device stores and sends more bytes than this page can count. Enter fewer tokens.");
     return at;
   }
 
@@ -323,8 +317,6 @@
     [at.data, at.model, at.devices] = [at.replicas, at.ways, at.replicas * at.ways];
     at.keyWays = Form.divisor(at.kv_heads, at.model);
     at.group = at.model / at.keyWays;
-    check(at.devices <= LARGEST, "ways", "There are more devices than this page can count.",
-      `Enter at most ${english(Math.floor(LARGEST / at.data))} for tensor parallelism.`);
     check(at.prompt <= at.positions, "prompt", `Prompt tokens is ${english(at.prompt)}, but`,
       `Cache length is ${english(at.positions)}. Enter a shorter prompt, or a longer cache.`);
     check(at.used <= 100, "used", "Prefill, % of peak is over 100. Enter at most 100.");
@@ -332,10 +324,6 @@
       ...at.layout.rules], { ...GENERATE, data: "Replicas", model: "Tensor parallelism",
       group: "devices per KV head" }, LARGEST);
     at.rows /= at.data;
-    check(Number.isSafeInteger(Math.ceil(4 * weights(at) + rowBytes(at))), "width",
-      "The model has more bytes than this page can count. Enter a smaller hidden size.");
-    check(Number.isSafeInteger(Math.ceil(total(heldToGenerate(at)))), "rows",
-      "A device stores more bytes than this page can count. Enter fewer sequences.");
     return at;
   }
 
@@ -385,19 +373,17 @@
     times * bytesSent(collective, size, n, at.chip.isSwitch)));
   const sentToGenerate = (at) =>
     ({ sums: ringBytes(at, sums(at, at.rows)), cache: ringBytes(at, forCache(at)) });
-  /* Seconds of collectives within a replica, whose ring may leave the node; `scale` = 0 leaves
-     the latency. */
-  function ringSeconds(at, rings, scale = 1) {
+  /* Seconds of collectives within a replica, whose ring may leave the node. */
+  function ringSeconds(at, rings) {
     const chip = { ...at.chip, axisBandwidth: speed(at, "model") / at.axes };
     return sum(rings.map(([times, collective, size, n]) =>
-      times * collectiveSeconds(collective, scale * size, sidesOf(n, at.axes), chip)));
+      times * collectiveSeconds(collective, size, sidesOf(n, at.axes), chip)));
   }
-  const toDecode = (at) => [...sums(at, at.rows), ...forCache(at)];
 
   /* Seconds of a decode step, and of the prefill of one prompt. */
   const decodeTimes = (at) => ({
     compute: decodeFlops(at) / at.model / at.chip.flops,
-    communication: ringSeconds(at, toDecode(at)),
+    communication: ringSeconds(at, [...sums(at, at.rows), ...forCache(at)]),
     memory: (readWeights(at) + readCache(at)) / at.chip.memoryBandwidth,
   });
   const prefillTimes = (at) => ({
@@ -409,7 +395,7 @@
   globalThis.Calculator = { CHIPS, FIELDS, RECIPES, bytesSent, collectiveSeconds, sidesOf, read,
     weights, multiplied, stepFlops, attentionFlops, againFlops, sent, permuted, held, pipeline,
     speed, linkSpeed, times, leastSeconds, mostSeconds, bound, layouts,
-    generate: { CACHES, read: readGenerate, held: heldToGenerate, sent: sentToGenerate, rowBytes,
+    generate: { CACHES, read: readGenerate, held: heldToGenerate, sent: sentToGenerate,
       mostRows, criticalRows, decodeTimes, prefillTimes } };
   const root = document.querySelector("#explorer");
   if (!root) return;
@@ -436,24 +422,14 @@
       + stepTakes(total(sent(at)), least, most, `${bound(times(at))}-bound`)
       + ` ${three(at.tokens / least)} to ${three(at.tokens / most)} tokens/s, compute busy for`
       + ` ${percent(compute, least)} to ${percent(compute, most)} of the time.`
-      + leavesNode(at, leaving(at))
-      + (at.rank ? fullFineTuning({ ...at, rank: 0, base: BASES.bfloat16 }) : "");
+      + leavesNode(at, leaving(at));
   }
-  const fullFineTuning = (at) => ` Training all weights would need ${bytes(total(held(at)))} per`
-    + ` device, send ${bytes(total(sent(at)))}, and take ${seconds(leastSeconds(at))} at best.`;
 
   function answerGenerate(at, [least, most], [first, late]) {
-    const [rows, binding] = [mostRows(at), bound(decodeTimes(at))];
-    const mostly = {
-      compute: "",
-      communication: ringSeconds(at, toDecode(at), 0) < 0.5 * decodeTimes(at).communication
-        ? " (mostly by bandwidth)" : " (mostly by latency)",
-      memory: readCache(at) > readWeights(at) ? " (mostly by the cache)"
-        : " (mostly by the weights)",
-    }[binding];
+    const rows = mostRows(at);
     return memory(at, total(heldToGenerate(at)))
       + ` With a tenth left free, ${rows ? `at most ${english(rows)}` : "no"} sequences fit.`
-      + stepTakes(total(sentToGenerate(at)), least, most, `${binding}-bound${mostly}`)
+      + stepTakes(total(sentToGenerate(at)), least, most, `${bound(decodeTimes(at))}-bound`)
       + ` ${three(1 / least)} to ${three(1 / most)} tokens/s for each sequence, and`
       + ` ${three(at.rows * at.data / least)} to ${three(at.rows * at.data / most)} in total. Time to`
       + ` first token of a prompt of ${english(at.prompt)}: ${seconds(first)} to ${seconds(late)}.`
@@ -517,12 +493,9 @@
   }
 
   function adapted(at) {
-    const fromBase = sentForBase(at);
-    const { data, fsdp } = sent(at);
     return ` Frozen, they take ${bytes(storedBytes(at))}. The adapters have`
       + ` ${english(adapters({ ...at, model: 1 }))} weights, ${english(adapters(at) / at.pipe)} of`
-      + ` them on each device. It sends ${bytes(fromBase)} to gather the frozen weights and`
-      + ` ${bytes(data + fsdp - fromBase)} to all-reduce the adapters' gradients.`;
+      + ` them on each device.`;
   }
 
   /* The list of layouts, the first fifty and the one above; a click selects one. */
