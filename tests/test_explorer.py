@@ -1,8 +1,9 @@
 """Test that the sharding explorer agrees with JAX and that its page works."""
 
-import random
+import itertools
 import re
 from collections import Counter
+from collections.abc import Iterator
 from math import prod
 
 import jax
@@ -20,7 +21,6 @@ COUNT = """
   const { block, copies, devices } = Sharding.layout(...parsed);
   const blocks = devices.map(({ place, index }) => [place, index]);
   return { block, blocks, copies: block.includes(0) ? null : copies };"""
-NAMES = ["x", "y", "data", "model", "a_1"]
 
 
 def answers(browser: Browser, cases: list[tuple[str, str, str]]) -> list[dict | list]:
@@ -35,24 +35,20 @@ def as_text(shape: tuple, axes: dict[str, int], spec: tuple) -> tuple[str, str, 
     return str(shape), mesh, f"P({', '.join(map(repr, spec))})"
 
 
-def random_case(rng: random.Random) -> tuple[tuple, dict[str, int], tuple]:
-    """Return shape, mesh axes and spec of a random case; about half are valid."""
-    sizes = [(8,), (2, 4), (4, 2), (2, 2, 2), (2, 3), (1, 7), (2, 1, 4), (1,)]
-    sizes = rng.choice(sizes)
-    names = rng.sample(NAMES, len(sizes))
-    shape = rng.choices([0, 1, 3, 4, 6, 8, 12, 16], [1, 1, 1, 4, 3, 9, 3, 9], k=4)
-    shape = tuple(shape[: rng.randint(1, 4)])
-    length = len(shape) if rng.random() < 0.7 else rng.randint(0, len(shape) + 1)
-    spec = [[] for _ in range(length)]
-    for name in rng.sample(names, len(names)) + ["unknown"] * (rng.random() < 0.1):
-        for _ in range(rng.choices([0, 1, 2], [5, 12, 1])[0] if spec else 0):
-            rng.choice(spec).append(name)
-    short = {0: rng.choice([None, ()]), 1: None}
-    entries = [
-        entry[0] if len(entry) == 1 else short.get(len(entry), tuple(entry))
-        for entry in spec
-    ]
-    return shape, dict(zip(names, sizes)), tuple(entries)
+SHAPES = [(8,), (12, 6), (0, 16), (3, 4, 8)]
+MESHES = [{"x": 2, "y": 4}, {"x": 4, "y": 2}, {"a_1": 1, "data": 7}, {"y": 2, "x": 3}]
+MESHES += [{"x": 2, "data": 2, "model": 2}]
+
+
+def all_cases() -> Iterator[tuple[tuple, dict[str, int], tuple]]:
+    """Yield shape, mesh axes and spec, for all specs of two axes and an unknown one."""
+    for shape, axes in itertools.product(SHAPES, MESHES):
+        a, b, *_ = axes
+        entries = [None, (), a, b, (a, b), (b, a), "unknown"]
+        for length in range(len(shape) + 1):
+            for spec in itertools.product(entries, repeat=length):
+                yield shape, axes, spec
+        yield shape, axes, (None,) * (len(shape) + 1)
 
 
 def result_of_jax(shape: tuple, axes: dict[str, int], spec: tuple) -> dict | str:
@@ -82,9 +78,7 @@ def result_of_jax(shape: tuple, axes: dict[str, int], spec: tuple) -> dict | str
 
 
 def test_results_equal_those_of_jax(browser):
-    rng = random.Random(0)
-    cases = [random_case(rng) for _ in range(500)]
-    errors, ranks = Counter(), Counter()
+    cases, errors = [*all_cases()], Counter()
     results = answers(browser, [as_text(*case) for case in cases])
     for case, found in zip(cases, results):
         expected = result_of_jax(*case)
@@ -94,16 +88,13 @@ def test_results_equal_those_of_jax(browser):
             errors[message[:15], expected] += 1
         else:
             assert found == expected, case
-            ranks[len(case[0])] += 1
-    assert min(ranks[rank] for rank in (1, 2, 3, 4)) >= 30, ranks
-    assert len(errors) == 4 and min(errors.values()) >= 10, errors
+    assert len(errors) == 4, errors
 
 
 PRINTED = """NamedSharding(mesh=Mesh('x': 2, 'y': 4, axis_types=(Auto, Auto)),
 spec=P('x', 'y'), memory_kind=device)"""
 NOTATIONS = [
     ("(8, 16)", "{'x': 2, 'y': 4}", "P('x', ('y',))"),
-    ("[8,16]", "(x=2, y=4)", 'jax.sharding.PartitionSpec("x", "y")'),
     (" 8, 16, ", "x: 2, y: 4,", "('x', 'y',)"),
     ("8,16", "x=2,y=4", "x, y"),
     ("8,16", "x=2,y=4", "jax.NamedSharding(mesh, P(('x',), 'y'))"),
@@ -135,16 +126,11 @@ def test_table_sentence_and_code_follow_the_fields(explorer):
 
     rows = table(explorer)
     assert len(rows) == mesh.size
-    for (number, place, _, shape), (at, device) in zip(
-        rows, np.ndenumerate(mesh.devices)
-    ):
-        assert int(number) == device.id
-        assert place == "data={}, model={}".format(*at)
-        assert shape == str(x.addressable_shards[0].data.shape)
     array = np.arange(x.size).reshape(x.shape)
     for shard, row in zip(x.addressable_shards, rows):
         block = eval(f"array{row[2]}", {"array": array})
         np.testing.assert_array_equal(block, array[shard.index])
+    assert rows[5] == ["5", "data=1, model=1", rows[5][2], "(8, 6)"]
 
     shards = [shard.data.nbytes for shard in x.addressable_shards]
     assert sum(shards) == 4 * x.nbytes
@@ -155,8 +141,7 @@ def test_table_sentence_and_code_follow_the_fields(explorer):
     )
 
 
-def test_presets_use_the_axes_of_the_mesh_or_the_first_state(explorer):
-    first = state(explorer)
+def test_presets_use_the_axes_of_the_mesh(explorer):
     typed = {"shape": "24, 24", "mesh": "b=2, a=4"}
     type_in(explorer, **typed, spec="P(")
     specs = ["P()", 'P("b", None)', 'P(None, "a")', 'P("b", "a")', 'P("a", "b")']
@@ -165,14 +150,9 @@ def test_presets_use_the_axes_of_the_mesh_or_the_first_state(explorer):
         preset.press("Enter")
         assert state(explorer) == typed | {"dtype": "float32", "spec": spec}
 
-    type_in(explorer, shape="many", mesh="x=8")
-    explorer.get_by_role("button", name="By both", exact=True).click()
-    assert state(explorer) == first
-
 
 REJECTED = [
     ({"shape": "8, many"}, "shape", 'Cannot read "many" as a size'),
-    ({"shape": "8,, 8"}, "shape", 'Cannot read "" as a size'),
     ({"shape": "4,096"}, "shape", "Enter 4096 or 4_096."),
     ({"spec": 'P(P.UNCONSTRAINED, "y")'}, "spec", "partitioner, in with_sharding"),
     ({"spec": 'P("x", unreduced={"y"})'}, "spec", "Leave out unreduced="),
@@ -182,7 +162,6 @@ REJECTED = [
     ({"mesh": "x=0"}, "mesh", "at least one device"),
     ({"mesh": "x=8, y=9"}, "mesh", "72 devices"),
     ({"spec": 'P("x", "y"'}, "spec", "Cannot read this spec"),
-    ({"spec": "P(,)"}, "spec", "Cannot read this spec"),
     ({"spec": 'P(("x", None))'}, "spec", "A tuple inside a spec"),
     ({"spec": 'P("z")'}, "spec", 'has no axis "z". It has "x" and "y"'),
     ({"spec": 'P("x", "x")'}, "spec", 'names the axis "x" twice'),
@@ -213,14 +192,15 @@ def test_table_and_drawing_mark_one_device(explorer):
     assert {e.get_attribute("data-device") for e in on.all()} == {"1"}
 
 
-def test_every_device_is_drawn(explorer, browser):
-    texts = [
-        {"shape": "8, 8", "mesh": "x=2, y=4", "spec": 'P("x", "y")'} | case
-        for case in linked("explorer").values()
-    ]
+def test_links_of_the_page(browser):
+    first = {"shape": "8, 8", "mesh": "x=2, y=4", "spec": 'P("x", "y")'}
+    texts = [first | case for case in linked("explorer").values()]
     found = dict(zip(linked("explorer"), counted(browser, "explorer.js", COUNT, texts)))
     rejected = [text for text, each in found.items() if isinstance(each, list)]
     assert rejected == ["Look at 12 rows"]
+
+
+def test_every_device_is_drawn(explorer):
     for kind in ("copies", "rank-3", "rank-0", "wide", "64-copies"):
         explorer.goto(explorer.url.partition("?")[0] + STATES[f"explorer-{kind}"])
         devices = [row[0] for row in table(explorer)]
