@@ -57,19 +57,8 @@ def slow(what, *rest):
 
 lifecycle.limit = slow
 """
-# After 24 steps, wait until a file `go` exists.
-HANGS_IN_STEP = """
-import itertools, lifecycle, pathlib, time
-limit, calls = lifecycle.limit, itertools.count()
-
-def hang(what, *rest):
-    limit(what, *rest)
-    if what == "the next step" and next(calls) == 25:
-        while not pathlib.Path("go").exists():
-            time.sleep(0.1)
-
-lifecycle.limit = hang
-"""
+# After 24 steps, sleep for an hour.
+HANGS_IN_STEP = SLOW_STEPS.replace("> 10", "> 24").replace("0.5", "3600")
 # Print a line during the save of step 40, and never finish the save.
 HANGS_IN_SAVE = """
 import asyncio, orbax.checkpoint as ocp
@@ -109,10 +98,10 @@ def read_until(process: subprocess.Popen, prefix: str) -> str:
     raise AssertionError(f"the process ended: {output}{process.stderr.read()}")
 
 
-def statuses(processes: list[subprocess.Popen], within: float = TIMEOUT) -> list[int]:
+def statuses(processes: list[subprocess.Popen]) -> list[int]:
     """Wait for processes and return their exit statuses. Set `output` and `errors` of
     each to its stdout and its stderr, without warnings about slow saves."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + TIMEOUT
     for process in processes:
         pipes = process.communicate(timeout=deadline - time.monotonic())
         process.output, process.errors = pipes[0], SLOW_SAVE.sub("", pipes[1])
@@ -184,10 +173,10 @@ class Run:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
-    def end(self, within: float = TIMEOUT) -> list[int]:
+    def end(self) -> list[int]:
         """Wait for all processes, check that their children have ended, and return the
         exit statuses. Set `output` and `errors` to lists."""
-        found = statuses(self.processes, within)
+        found = statuses(self.processes)
         self.output = [process.output for process in self.processes]
         self.errors = [process.errors for process in self.processes]
         for process in self.processes:
