@@ -115,12 +115,14 @@ def test_counts_as_the_page(browser, mode):
         held, sent = found["held"], found["sent"]
         if mode == "generate":
             found["memory"] = [*held.values()]
-            rows = case["rows"] / case["replicas"]
-            free = 0.9 * CHIPS[case["chip"]].memory - held["weight"]
+            rows, chip = case["rows"] / case["replicas"], CHIPS[case["chip"]]
+            free = 0.9 * chip.memory - held["weight"]
             most = math.floor(rows * free / (held["cache"] + held["logits"]))
             assert found["most"] == max(0, most) * case["replicas"], case
-            is_slower = found["times"]["compute"] > found["times"]["memory"]
-            assert is_slower == (rows > found["critical"]), case
+            times, cache = found["times"], held["cache"] / chip.memory_bandwidth
+            gain = times["compute"] - cache
+            critical = rows * (times["memory"] - cache) / gain if gain > 0 else math.inf
+            assert found["critical"] == pytest.approx(critical), case
         else:
             trained = held["weight"] + held["gradient"] + held["state"]
             frozen = [held["frozen"]] if mode == "adapters" else []
