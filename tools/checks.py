@@ -39,7 +39,7 @@ EXERCISE = [["exercise"], ["check", "hide-input"], ["solution", "hide-cell"]]  #
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 CHECKS_SOMETHING = r"\bassert\b|\bassert_|\bon_cpu\("
 SHOWS_SOMETHING = r"^ *(print|plt\.\w+|draw_\w+|HTML|judge|reject)\("
-OUTSIDE = {8: {7}, 22: {21}}  # what chapters of the course need of those outside it
+OUTSIDE = {22: {21}}  # what chapters of the course need of those outside it
 CALLOUTS = "Predict", "Pitfall", "Takeaway"
 INSTEAD = {  # pattern that chapters must not use: what to use instead
     r"jax\.tree_(map|multimap|leaves|flatten|unflatten)\b": "jax.tree.map etc.",
