@@ -26,7 +26,6 @@ NOT_PORTABLE = {  # syntax that only Sphinx, Jupyter or one website understands
 }
 EXPLAINED = {  # shared cells that a chapter explains and therefore does not fold
     "02_train_on_one_device": "digits|models",
-    "03_devices": "setup",
     "05_collectives": r"chips-\S*",
     "29_pretrained_weights": r"checkpoint-\S*|decoder-(?!choose|step)\S*",
     "30_generate": "decoder-(choose|step)",
