@@ -25,7 +25,7 @@ NOT_PORTABLE = {  # syntax that only Sphinx, Jupyter or one website understands
     "HTML": r"</?[a-zA-Z][^>]*>",
 }
 EXPLAINED = {  # shared cells that a chapter explains and therefore does not fold
-    "02_train_on_one_device": "digits|models",
+    "02_train_on_one_device": "digits",
     "05_collectives": r"chips-\S*",
     "29_pretrained_weights": r"checkpoint-\S*|decoder-(?!choose|step)\S*",
     "30_generate": "decoder-(choose|step)",

@@ -22,7 +22,7 @@ const STOP_WORDS = new Set(`error exception warning runtimeerror typeerror value
   our please see should so some someone such than that the their them then there these they this
   those though to too try trying until up us use used using very want was way we were what when
   where which while who why will with within without would you your`.split(/\s+/));
-const LISTS_OTHERS = /^book\/(?:index|status|references|glossary|running|field)\.html/;
+const LISTS_OTHERS = /^book\/(?:index|status|references|glossary|running|field|teach|which_api)\.html/;
 const OPENING = /^(?:What you will learn|Setup|Recap|Next)$/;
 const FEW_TERMS = 12;
 const TRY = "Paste the whole message, or try fewer and plainer words: a function’s name, or what you "
