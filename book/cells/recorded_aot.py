@@ -5,7 +5,7 @@ recorded_with = {
     "libtpu": "0.0.50.1",
     "jax-cuda12-plugin": "0.12.0.1",
 }
-# Program, chip, kind of collective, group size, in how many lines, times run, bytes.
+# Program, chip, kind of collective, group size, lines in the text, times run, bytes.
 recorded_sent = [
     ("data_parallel", "TPU v5e", "all-reduce", 8, 2, 2, 58720263),
     ("data_parallel", "TPU v5p", "all-reduce", 8, 2, 2, 58720263),
@@ -71,7 +71,7 @@ recorded_sent = [
     ("ring_attention_unrolled", "TPU v5e", "collective-permute", 8, 14, 14, 29360128),
     ("ring_attention_unrolled", "H100", "collective-permute", 8, 13, 13, 29360128),
 ]
-# Bytes of the arguments, of temporaries, of all at the worst moment; FLOPs.
+# Argument memory, temporary memory and peak memory in bytes; FLOPs.
 recorded_numbers = {
     ("data_parallel", "TPU v5e"): (35651584, 1096704, 136316416, 95101648896),
     ("data_parallel", "TPU v5p"): (35651584, 42663232, 85984288, 95101648896),
@@ -98,7 +98,7 @@ recorded_numbers = {
     ("ten_columns", "TPU v5e"): (65536, 0, 131072, 10240),
     ("ten_columns", "H100"): (40960, 0, 81920, None),
 }
-# How a text says that it communicates, and arguments that lie column by column.
+# Lines that show communication, and arguments that are stored column by column.
 recorded_lines = {
     ("data_parallel", "TPU v5e"): [
         "all-reduce, UniDirection1DRingStrategy, colors:2 phases:1"
@@ -114,7 +114,7 @@ recorded_lines = {
     ("ten_columns", "TPU v5e"): ["f32[1024,10]{0,1:T(8,128)}"],
     ("ten_columns", "H100"): [],
 }
-# Matmuls and collectives of the ENTRY, in the order of the text.
+# Matmuls and collectives of the ENTRY computation, in the order of the text.
 recorded_orders = """
 data_parallel, TPU v5e: 4 matmul, scalar all-reduce, 7 matmul, all-reduce
 data_parallel, TPU v5p: 4 matmul, scalar all-reduce, 7 matmul, all-reduce

@@ -1,6 +1,6 @@
 # @title Recorded verdicts
 recorded_with = {"date": "2026-11-27", "jax": "0.12.0.1", "libtpu": "0.0.50.1"}
-# Program: chip: what the compiler made of it.
+# Program: chip: the result of compilation.
 recorded_verdicts = {
     "ring_gather": {
         "TPU v5e": "compiles: kernels 1, collectives 0",
