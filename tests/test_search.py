@@ -28,7 +28,7 @@ TERMS = {  # of the field, each with the chapter that is about it
 UNKNOWN = {  # status message for words that do not occur in the book
     "pizza recipe": "nothing with “pizza”",
     "train a GAN": "nothing with “GAN”",
-    "pandas merge dataframes": "nothing with “dataframes”",
+    "pandas merge dataframes": "nothing with “pandas”, “dataframes”",
     "how to cook rice": "Found nothing. Paste the whole",
 }
 MESSAGES = [
