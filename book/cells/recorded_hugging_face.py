@@ -1,9 +1,9 @@
-# @title Recorded answers of Transformers
-# Written by `nox -s lab -- hugging_face --record`: what Transformers computes, in
-# float32, from the small checkpoints with seed 0 that this notebook writes.
-#   best     the best next token at each position of TOKENS
-#   logits   of these COLUMNS, at each position of TOKENS
-#   greedy   the 16 tokens that follow the first 8
+# @title Recorded results of Transformers
+# Written by `nox -s lab -- hugging_face --record`: results of Transformers in float32
+# for the small checkpoints with seed 0 that this notebook writes.
+#   best     the token with the highest logit at each position of TOKENS
+#   logits   these COLUMNS of the logits at each position of TOKENS
+#   greedy   the 16 tokens generated greedily after the first 8
 TRANSFORMERS_ON = {"date": "2026-11-26", "transformers": "5.23.0", "torch": "2.15.0"}
 TOKENS = np.array(
     (
