@@ -49,8 +49,8 @@ PROGRAMS = {
     },
     "10_automatic_parallelism": {
         "ten times in a loop": "ten_times, (h, w)",
-        "a poor choice": "jax.jit(network), (request, w1, w2)",
-        "steered": "jax.jit(by_columns, out_shardings=rows), (request, w1, w2)",
+        "a poor choice": "jax.jit(mlp), (tokens, w1, w2)",
+        "steered": "jax.jit(mlp_by_columns, out_shardings=rows), (tokens, w1, w2)",
     },
     "14_logical_axes": {
         name: f"launched['{name}'][2], (launched['{name}'][0],"
