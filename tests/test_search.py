@@ -8,11 +8,10 @@ import pytest
 from pair import ROOT
 from playwright.sync_api import expect
 from published import SITE
-from record import read
 from search import ranks, search
 
 LIBRARY = ROOT / "tests/node_modules/minisearch"
-MIN_SHARES = {"asked": (0.87, 0.97), "held out": (0.92, 1), "questions": (0.78, 0.95)}
+MIN_SHARES = {"asked": (0.87, 0.97), "held out": (0.92, 1), "questions": (0.82, 0.95)}
 TOPICS = json.loads((ROOT / "tests/topics.json").read_text())
 TERMS = {  # of the field, each with the chapter that is about it
     "pmap": "04_pmap",
@@ -96,19 +95,10 @@ def test_minisearch_equals_the_published_package():
 
 @pytest.mark.parametrize("part", MIN_SHARES)
 def test_most_queries_find_their_page(browser, site, part):
-    """A page that was first or second when recorded is still among the first three."""
-    found, recorded = ranks(browser, site, part), read("search")[part]["found"]
     first_two, ten = MIN_SHARES[part]
-    of_full_text = [rank for rank, _ in found.values()]
+    of_full_text = [rank for rank, _ in ranks(browser, site, part).values()]
     assert mean(1 <= rank <= 2 for rank in of_full_text) >= first_two
     assert mean(1 <= rank <= 10 for rank in of_full_text) >= ten
-    lost = {
-        name: f"was {old}, is {found[name]}"
-        for name, old in recorded.items()
-        for before, now in zip(old, found.get(name, [0, 0]))
-        if 1 <= before <= 2 and not 1 <= now <= 3
-    }
-    assert not lost
 
 
 def test_a_few_words_find_their_page(search_for):
