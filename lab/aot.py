@@ -71,9 +71,9 @@ PROGRAMS = {
         "gather, ring": f"{LAYER}(ring_mlp), {THREE}, ring_laid",
     },
     "20_long_context": {
-        "ring": "step_of(ring), data",
-        "gather": "step_of(gather), data",
-        "by heads": "step_of(by_heads), data",
+        "ring": "step_of(ring_attention), data",
+        "gather": "step_of(gather_attention), data",
+        "by heads": "step_of(ulysses_attention), data",
     },
     "22_transformer_3d": {
         name: f"jax.jit(jax.value_and_grad(loss_at(settings[{name!r}]))),"
