@@ -64,11 +64,12 @@ PROGRAMS = {
         "digits, FSDP": "digits_step, (digits_state, *first_batch)",
     },
     "17_tensor_parallel": {
-        "jit": f"{LAYER}(block), {TWO}, (laid_params, laid_x)",
-        "fork and join": f"{LAYER}(forked), {TWO}, (laid_params, laid_x)",
-        "gather and scatter": f"{LAYER}(sequence), {TWO}, (laid_params, cut_x)",
-        "gather, waiting": f"{LAYER}(waiting_mlp), {THREE}, ring_laid",
-        "gather, ring": f"{LAYER}(ring_mlp), {THREE}, ring_laid",
+        "jit": f"{LAYER}(layer), {TWO}, (sharded_params, replicated_x)",
+        "f and g": f"{LAYER}(with_f), {TWO}, (sharded_params, replicated_x)",
+        "sequence parallel": f"{LAYER}(sequence_parallel), {TWO},"
+        " (sharded_params, x_by_tokens)",
+        "gather first": f"{LAYER}(gather_mlp), {THREE}, ring_args",
+        "ring": f"{LAYER}(ring_mlp), {THREE}, ring_args",
     },
     "20_long_context": {
         "ring": "step_of(ring_attention), data",
