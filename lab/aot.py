@@ -58,9 +58,9 @@ PROGRAMS = {
         for name in ("tensor", "fsdp")
     },
     "16_fsdp": {
-        "data parallel": "step, (w_copied, moments_copied, xs, ys)",
-        "split, by the compiler": "step, (w_cut, moments_cut, xs, ys)",
-        "gather and keep": "fsdp_gradient, (w_cut, xs, ys)",
+        "data parallel": "train_step, (*initial_state(replicated), *batch)",
+        "split, by the compiler": "train_step, (*initial_state(by_rows), *batch)",
+        "gather and keep": "gather_and_keep, (initial_state(by_rows)[0], *batch)",
         "digits, FSDP": "digits_step, (digits_state, *first_batch)",
     },
     "17_tensor_parallel": {
