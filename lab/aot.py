@@ -77,14 +77,14 @@ PROGRAMS = {
         "by heads": "step_of(ulysses_attention), data",
     },
     "22_transformer_3d": {
-        name: f"jax.jit(jax.value_and_grad(loss_at(settings[{name!r}]))),"
-        f" arguments_at(settings[{name!r}])"
+        name: f"jax.jit(jax.value_and_grad(loss_at(layouts[{name!r}]))),"
+        f" arguments_at(layouts[{name!r}])"
         for name in (
-            "data 8, cut",
+            "fsdp 8",
             "tensor 8",
             "seq 8",
-            "pipe 4, data 2",
-            "pipe, data, tensor",
+            "pipe 4 data 2",
+            "pipe 2 data 2 tensor 2",
         )
     },
     "30_generate": {

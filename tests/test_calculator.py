@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter, namedtuple
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
@@ -214,9 +215,10 @@ def test_rings_that_leave_the_node_use_the_network(browser):
 @pytest.fixture
 def chapter_22() -> ModuleType:
     """Chapter 22's count of what its model sends, its tables like the calculator's."""
-    names = """Layers Params LENGTH AXES Setting specs_of leaves_with_specs share
-    all_reduce one_way sent_for_weights sent_for_tokens bill given all_settings"""
-    chapter = form.defined("22_transformer_3d", names, params=None, **GIVEN)
+    names = """Layers Params AXES Layout specs_of Call leaves_with_specs block_size
+    weight_calls token_calls calls_of stored all_layouts"""
+    given = GIVEN | {"namedtuple": namedtuple}
+    chapter = form.defined("22_transformer_3d", names, params=None, **given)
     shapes = [(4, 64, 3, 64), (4, 64, 64), (0,), (4, 64, 256), (4, 256, 64)]
     leaves = [np.zeros(shape, np.float32) for shape in [(0,), *shapes]]
     norm, wqkv, wo, _, w1, w2 = leaves
@@ -232,31 +234,32 @@ SMALL_22 |= {"head_size": 8, "vocabulary": 64, "gated": "no", "sequence": 32}
 def test_pipelines_and_rings_send_as_chapter_22(browser, chapter_22):
     """The chapter's elements have four bytes, the calculator's two. Sharded over data,
     the chapter's tables are gathered otherwise, and are left out."""
-    cases, settings = [], []
-    for setting in chapter_22.all_settings():
+    cases, layouts = [], []
+    for layout in chapter_22.all_layouts():
         for sequences in (16, 128, 1024):
-            axes = setting.pipe, setting.data, 1, setting.seq, setting.tensor
-            if setting.fsdp:
-                axes = setting.pipe, 1, setting.data, setting.seq, setting.tensor
+            axes = layout.pipe, layout.data, 1, layout.seq, layout.tensor
+            if layout.fsdp:
+                axes = layout.pipe, 1, layout.data, layout.seq, layout.tensor
             case = dict(zip(AXES, axes), devices=8, tokens=32 * sequences)
-            case["tables"] = "none" if setting.fsdp else "both"
-            case["recompute"] = "every layer" if setting.fsdp else "nothing"
+            case["tables"] = "none" if layout.fsdp else "both"
+            case["recompute"] = "every layer" if layout.fsdp else "nothing"
             cases.append(SMALL_22 | case)
-            settings.append((setting, sequences))
+            layouts.append((layout, sequences))
     everything = chapter_22.params
-    for case, (setting, sequences), found in zip(
-        cases, settings, count(browser, cases)
-    ):
+    for case, (layout, sequences), found in zip(cases, layouts, count(browser, cases)):
         pipe = found["pipeline"]
-        setting = setting._replace(batches=pipe["microbatches"])
+        layout = layout._replace(microbatches=pipe["microbatches"])
         empty = np.zeros((0, 64), np.float32)
-        chapter_22.params = (
-            everything._replace(table=empty) if setting.fsdp else everything
-        )
-        gradients, gathers, sums, ring, relay, _ = chapter_22.bill(setting, sequences)
-        activation = 4 * 32 * 64 * sequences / (setting.data * setting.seq)
+        params = everything._replace(table=empty) if layout.fsdp else everything
+        by = Counter()
+        for call in chapter_22.calls_of(params, layout, sequences, 32):
+            sent = call.times * bytes_sent(call.collective, call.size, call.n)
+            by[call.purpose] += sent
+        gradients, gathers = by["gradients"], by["weights"]
+        ring, relay = by["keys and values"], by["stages"]
+        activation = 4 * 32 * 64 * sequences / (layout.data * layout.seq)
         ends = activation * (2 + 3 / 64)  # of the embedding and the head
-        sums -= chapter_22.all_reduce(ends, setting.tensor)
+        sums = by["activations"] - bytes_sent("all-reduce", ends, layout.tensor)
         sent, permuted = found["sent"], found["permuted"]
         assert 2 * total(permuted) == pytest.approx(ring + relay), case
         seconds = (total(sent) + total(permuted)) / 100e9  # these have one link of two
@@ -266,11 +269,11 @@ def test_pipelines_and_rings_send_as_chapter_22(browser, chapter_22):
             case
         )
         held = 2 * found["held"]["weight"]
-        assert held == chapter_22.given(setting, chapter_22.params, chapter_22.specs_of)
+        assert held == 4 * chapter_22.stored(params, layout)
         flops = found["flops"] + found["attention"] + found["again"]
-        idle = pipe["ticks"] / (pipe["ticks"] - setting.pipe + 1)
+        idle = pipe["ticks"] / (pipe["ticks"] - layout.pipe + 1)
         assert found["times"]["compute"] == pytest.approx(flops / 8 / 197e12 * idle)
-    assert {setting.pipe for setting, _ in settings} == {1, 2, 4}
+    assert {layout.pipe for layout, _ in layouts} == {1, 2, 4}
 
 
 def test_layouts_are_all_that_divide_fastest_first(browser, chapter_22):
@@ -281,7 +284,7 @@ def test_layouts_are_all_that_divide_fastest_first(browser, chapter_22):
         for (pipe, data, fsdp, seq, model), _ in small
         if 1 in (data, fsdp)
     }
-    assert of_chapter == {setting[:5] for setting in chapter_22.all_settings()}
+    assert of_chapter == {layout[:5] for layout in chapter_22.all_layouts()}
     order = []
     again = count(browser, [FIRST | dict(zip(AXES, axes)) for axes, _ in first])
     for (axes, rest), found in zip(first, again):
