@@ -137,7 +137,7 @@ def test_typing_finds_and_shows_what_matched(typed, find_problems):
     expect(page).to_have_url(re.compile(r"search\.html\?q=.*attention$"))
     assert page.locator("main img, main b").count() == 0
     first = page.locator("#search-results li").first
-    expect(first.get_by_role("link").first).to_contain_text("ring attention")
+    expect(first.get_by_role("link").first).to_contain_text("Ring attention")
     expect(first.locator(".where")).to_contain_text("Long context")
     marked = " ".join(first.locator("mark").all_inner_texts()).lower()
     assert "ring attention" in marked
