@@ -110,7 +110,7 @@ RECORDED = {
         "end": [None, None],
         "status": [None, None],
     },
-    "SIGTERM, nobody polls": {
+    "SIGTERM, not polled": {
         "first_word": [None, None],
         "message": [None, None],
         "steps_after": [192, 192],
