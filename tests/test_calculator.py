@@ -52,7 +52,7 @@ LIST = """
 GIVEN = {"NamedTuple": NamedTuple, "P": P, "math": math, "jax": jax}
 chapter_26 = form.defined(
     "26_cost_models",
-    "GiB Chip chips bytes_sent collective_seconds Recipe",
+    "GiB Chip chips bytes_sent collective_seconds StateBytes",
     **GIVEN,
 )
 CHIPS = chapter_26.chips
@@ -155,7 +155,7 @@ def test_chips_and_recipes_are_the_chapters(browser):
     question = "() => [Calculator.CHIPS, Calculator.RECIPES]"
     chips, recipes = form.evaluate(browser, "calculator.js", question)
     assert {name: tuple(chip.values()) for name, chip in chips.items()} == CHIPS
-    adam = [*chapter_26.Recipe()]
+    adam = [*chapter_26.StateBytes()]
     assert recipes == {"Adam f32": adam, "Adam bf16": [2, 2, 4], "SGD": [2, 2, 0]}
 
 
