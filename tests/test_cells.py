@@ -100,6 +100,67 @@ def test_cpu_facts_are_asserted_on_the_cpu_and_shown_elsewhere(cells):
     assert cells["printed"]() == "the CPU's compiler: 8\nNVIDIA H100: 7"
 
 
+# ---------------------------------------------------------------- compiled programs
+
+WRITTEN = {}
+exec(shared_text(ROOT, ["collectives", "written"]), WRITTEN)
+# All-gathers of a GPU and a v5e, an all-reduce of a TPU7x, a TPU's reduce-scatter.
+BY_HAND = """
+%first (p: bf16[128]) -> bf16[1024] {
+  %g = bf16[1024] all-gather(%p), frontend_attributes={chain_id="7"}
+  ROOT %c = bf16[1024] custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+%last (p: bf16[128]) -> bf16[1024] {
+  %g = bf16[1024] all-gather(%p), frontend_attributes={chain_id="7"}
+  ROOT %c = bf16[1024] custom-call(%g), custom_call_target="AsyncCollectiveDone"
+}
+%sum (p: bf16[1024]) -> bf16[1024] {
+  ROOT %r = bf16[1024] all-reduce(%p), replica_groups=[1,8]<=[8]
+}
+%all-reduce-scatter.1 (p: bf16[1024]) -> bf16[128] {
+  %p = bf16[1024] parameter(0)
+  %r = bf16[1024] all-reduce(%p), replica_groups=[1,8]<=[8]
+  ROOT %s = bf16[128] dynamic-slice(%r)
+}
+ENTRY %main (p: bf16[128]) -> bf16[1024] {
+  %p = bf16[128] parameter(0)
+  %a = bf16[1024] all-gather-start(%p), replica_groups=[1,8]<=[8]
+  %m = bf16[64,64] dot(%p, %p)
+  %b = bf16[1024] all-gather-done(%a)
+  %s = (s32[1]) call-start(), async_execution_thread="sparsecore", to_apply=%sum
+  %f = bf16[1024] fusion(%b), calls=%first
+  %n = bf16[64,64] dot(%p, %p)
+  %l = bf16[1024] fusion(%n), calls=%last
+  %u = bf16[1024] call-update(%s, %l)
+  %d = bf16[1024] call-done(%u)
+  %x = bf16[128] fusion(%d), calls=%all-reduce-scatter.1
+}"""
+
+
+def test_three_forms_of_asynchronous_collectives_become_start_and_done():
+    program, entry = WRITTEN["read_program"](BY_HAND)
+    assert WRITTEN["in_words"](WRITTEN["steps_of"](entry, program)) == (
+        "start all-gather 0, matmul, done all-gather 0, "
+        "start all-gather 2, matmul, done all-gather 2, "
+        "start all-reduce 1, done all-reduce 1, reduce-scatter"
+    )
+
+
+def test_excerpts_of_a_compiled_program():
+    tpu = '%s = bf16[9] all-reduce(%p), {"strategy":"Ring","x":"{colors:2 phases:1 c"}'
+    threaded = '%s = () call-start(), async_execution_thread="sparsecore"'
+    transposed = "%p = f32[1024,10]{0,1:T(8,128)} parameter(0)"
+    by_row = "%q = f32[1024,10]{1,0:T(8,128)} parameter(1)"
+    scalar = tpu.replace("bf16[9]", "f32[]").replace("Ring", "Other")
+    entry = {line: WRITTEN["read_line"](line) for line in (transposed, by_row)}
+    found = WRITTEN["excerpts"]("\n".join([tpu, scalar, threaded]), entry)
+    assert found == [
+        "all-reduce, Ring, colors:2 phases:1",
+        "asynchronous, sparsecore",
+        "f32[1024,10]{0,1:T(8,128)}",
+    ]
+
+
 # ------------------------------------------------------------- chips and their links
 
 CELL = {}
