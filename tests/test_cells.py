@@ -102,7 +102,7 @@ def test_cpu_facts_are_asserted_on_the_cpu_and_shown_elsewhere(cells):
 
 # ---------------------------------------------------------------- compiled programs
 
-WRITTEN = {}
+WRITTEN = {"jax": jax}
 exec(shared_text(ROOT, ["collectives", "written"]), WRITTEN)
 # All-gathers of a GPU and a v5e, an all-reduce of a TPU7x, a TPU's reduce-scatter.
 BY_HAND = """
