@@ -39,8 +39,9 @@ TWO, THREE = "argnums=(0, 1)))", "argnums=(0, 1, 2)))"
 LAYER = "jax.jit(jax.value_and_grad(mean_square"
 STATE = (
     "(weights, sgd.init(weights),"
-    " jax.device_put(np.zeros((64, 920), np.float32), split), *one_batch)"
+    " jax.device_put(np.zeros((64, 920), np.float32), by_rows), *one_batch)"
 )
+SUMS = ("sum_in_bfloat16", "sum_in_float32")
 # Chapter: program: its function and arguments, as an expression in the chapter's names.
 PROGRAMS = {
     "06_data_parallel_regression": {
@@ -101,9 +102,9 @@ PROGRAMS = {
         for way in ("gather", "gather_bits", "add")
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
     }
-    | {name: f"{name}, (weights, *one_batch)" for name in ("short_sums", "long_sums")}
+    | {name: f"{name}, (weights, *one_batch)" for name in SUMS}
     | {
-        f"average, {kind}": f"make_step(ways['{kind}'], True, sgd), {STATE}"
+        f"average, {kind}": f"make_step(codecs['{kind}'], True, sgd), {STATE}"
         for kind in ("int8", "one bit")
     },
     CHAPTER_27: {name: name for name in PROGRAMS_27},
