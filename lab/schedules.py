@@ -1,0 +1,89 @@
+"""Compile chapter 28's programs for absent chips: `nox -s lab -- schedules`.
+
+The chapter's function `programs(mesh)` returns the programs and their arguments. The only
+part is the chapter; nothing runs on a chip. For each program, variant and chip, the part
+has the schedule: matmuls and collectives in the order of the compiled text.
+"""
+
+from collections.abc import Iterator
+
+import aot
+import jax
+from record import Part, installed
+
+CHAPTER = "28_profiling"
+SCHEDULER = "enable_latency_hiding_scheduler"
+FUSION = "xla_tpu_enable_async_collective_fusion"
+VARIANTS = {  # program and variant: compiler options by platform, and the chips
+    "forward": ({}, aot.ALL_CHIPS),
+    "forward, scheduler off": (
+        {
+            "tpu": {f"xla_tpu_{SCHEDULER}": False},
+            "cuda": {f"xla_gpu_{SCHEDULER}": False},
+        },
+        aot.ALL_CHIPS,
+    ),
+    "forward, fusion off": ({"tpu": {FUSION: False}}, ("TPU v5e", "TPU7x")),
+    "ordered": ({}, ("TPU v5e", "TPU7x", "H100")),
+    "backward": ({}, ("TPU v5e", "TPU7x")),
+    "backward, started": ({}, ("TPU v5e", "TPU7x")),
+    "backward, started, ordered": ({}, ("TPU7x",)),
+}
+SHOWN = ("TPU v5e", "H100")  # chips whose lines of "forward" the chapter prints
+HIDDEN = ("parameter", "get-tuple-element", "copy", "copy-start", "copy-done")
+
+
+def lines_of(text: str, names_27: dict) -> list[str]:
+    """Return the name and operation of each line of ENTRY that computes or sends."""
+    program, entry = names_27["read_program"](text)
+    lines = [line for line in program[entry].values() if line.operation not in HIDDEN]
+    return [f"{line.name} = {line.operation}" for line in lines]
+
+
+def measure(*parts: str) -> Iterator[tuple[str, list[dict]]]:
+    """Compile the programs for eight devices of each kind."""
+    names, names_27 = aot.run_cells(CHAPTER), aot.run_cells(aot.CHAPTER_27)
+    rows = []
+    for variant, (options, chips) in VARIANTS.items():
+        for chip in chips:
+            devices = names_27["devices_of"](chip)
+            mesh = jax.make_mesh(
+                (8,), ("data",), devices=devices, axis_types=names["mesh"].axis_types
+            )
+            program, arguments = names["programs"](mesh)[
+                variant.removesuffix(", scheduler off").removesuffix(", fusion off")
+            ]
+            platform = aot.PLATFORMS.get(chip, "tpu")
+            compiled = program.lower(*arguments).compile(options.get(platform))
+            order = names_27["what_it_wrote"](compiled).order
+            row = {"program": variant, "chip": chip, "order": order}
+            if variant == "forward" and chip in SHOWN:
+                row["lines"] = lines_of(compiled.as_text(), names_27)
+            print(*row.values(), sep=": ", flush=True)
+            rows.append(row)
+    yield CHAPTER, rows
+
+
+def files(part: str) -> list[str]:
+    """Return the notebook of the chapter."""
+    return [f"notebooks/{CHAPTER}.ipynb"]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the compilers."""
+    return installed("jax", "libtpu", "jax-cuda12-plugin")
+
+
+def cell(parts: dict[str, Part]) -> str:
+    """Return a cell with the schedules that the chapter shows."""
+    part = parts[CHAPTER]
+    made_with = {"date": part["recorded"]} | part["versions"]
+    orders = {(row["program"], row["chip"]): row["order"] for row in part["found"]}
+    lines = {row["chip"]: row["lines"] for row in part["found"] if "lines" in row}
+    return f"""# @title Recorded schedules
+recorded_with = {made_with}
+# Program and chip: matmuls and collectives in the order of the compiled text.
+recorded_schedules = {orders}
+# Chip: names and operations of the compiled program "forward".
+recorded_lines = {lines}
+"""
