@@ -1,10 +1,12 @@
 """Compile chapter 28's programs for absent chips: `nox -s lab -- schedules`.
 
-The chapter's function `programs(mesh)` returns the programs and their arguments. The only
-part is the chapter; nothing runs on a chip. For each program, variant and chip, the part
-has the schedule: matmuls and collectives in the order of the compiled text.
+The chapter's function `programs(mesh)` returns the programs and their arguments. The
+only part is the chapter; nothing runs on a chip. For each program, with or without
+compiler options, and for each chip, the part has the schedule: matmuls and collectives
+in the order of the compiled text.
 """
 
+import textwrap
 from collections.abc import Iterator
 
 import aot
@@ -50,9 +52,8 @@ def measure(*parts: str) -> Iterator[tuple[str, list[dict]]]:
             mesh = jax.make_mesh(
                 (8,), ("data",), devices=devices, axis_types=names["mesh"].axis_types
             )
-            program, arguments = names["programs"](mesh)[
-                variant.removesuffix(", scheduler off").removesuffix(", fusion off")
-            ]
+            name = variant.removesuffix(", scheduler off").removesuffix(", fusion off")
+            program, arguments = names["programs"](mesh)[name]
             platform = aot.PLATFORMS.get(chip, "tpu")
             compiled = program.lower(*arguments).compile(options.get(platform))
             order = names_27["what_it_wrote"](compiled).order
@@ -76,14 +77,22 @@ def versions() -> dict[str, str]:
 
 def cell(parts: dict[str, Part]) -> str:
     """Return a cell with the schedules that the chapter shows."""
-    part = parts[CHAPTER]
+    part, orders, lines = parts[CHAPTER], "", {}
+    wrap = textwrap.TextWrapper(88, subsequent_indent="  ", break_on_hyphens=False)
+    for row in part["found"]:
+        orders += wrap.fill(f"{row['program']} on {row['chip']}: {row['order']}") + "\n"
+        if "lines" in row:
+            lines[row["chip"]] = row["lines"]
     made_with = {"date": part["recorded"]} | part["versions"]
-    orders = {(row["program"], row["chip"]): row["order"] for row in part["found"]}
-    lines = {row["chip"]: row["lines"] for row in part["found"] if "lines" in row}
-    return f"""# @title Recorded schedules
+    return f'''# @title Recorded schedules
 recorded_with = {made_with}
-# Program and chip: matmuls and collectives in the order of the compiled text.
-recorded_schedules = {orders}
 # Chip: names and operations of the compiled program "forward".
 recorded_lines = {lines}
-"""
+# Matmuls and collectives in the order of the compiled text.
+recorded_orders = """
+{orders}"""
+recorded_schedules = {{}}
+for row in recorded_orders.strip().replace("\\n  ", " ").splitlines():
+    key, _, schedule = row.partition(": ")
+    recorded_schedules[tuple(key.split(" on "))] = schedule
+'''

@@ -11,6 +11,7 @@ import mosaic
 import nbformat
 import pytest
 import record
+import schedules
 
 PARTS = record.read("aot")
 OTHERS = [name for name in aot.PROGRAMS if name != aot.CHAPTER_27]
@@ -73,6 +74,14 @@ def test_chapter_has_not_changed_since_it_was_recorded(chapter):
 def test_kernels_have_not_changed_since_they_were_recorded():
     older = record.older(record.read("mosaic")[mosaic.CHAPTER])
     assert older == [], "run: nox -s lab -- mosaic --record"
+
+
+def test_schedules_have_not_changed_since_they_were_recorded():
+    part = record.read("schedules")[schedules.CHAPTER]
+    found = [(row["program"], row["chip"]) for row in part["found"]]
+    expected = [(name, c) for name, (_, chips) in schedules.VARIANTS.items() for c in chips]
+    fix = "run: nox -s lab -- schedules --record"
+    assert (found, record.older(part)) == (expected, []), fix
 
 
 def test_new_values_in_a_record_do_not_change_the_digest(tmp_path, monkeypatch):
