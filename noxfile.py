@@ -38,7 +38,8 @@ CHAPTERS = ["--nbmake", "--nbmake-timeout=300", "notebooks"]
 TWO_AT_A_TIME = ["-n2", "--dist=worksteal"]
 AT_CTRL_C = {"interrupt_timeout": 2, "terminate_timeout": 1}  # seconds to clean up
 KAGGLE = ["jax==0.10.2", "jaxlib==0.10.2"]
-LARGE = "aot", "hugging_face", "mosaic", "pytorch", "schedules"  # these need lab/requirements.lock
+# These need lab/requirements.lock.
+LARGE = "aot", "hugging_face", "mosaic", "pytorch", "schedules"
 
 
 def install_lock(session: nox.Session, *more: str) -> None:

@@ -79,7 +79,9 @@ def test_kernels_have_not_changed_since_they_were_recorded():
 def test_schedules_have_not_changed_since_they_were_recorded():
     part = record.read("schedules")[schedules.CHAPTER]
     found = [(row["program"], row["chip"]) for row in part["found"]]
-    expected = [(name, c) for name, (_, chips) in schedules.VARIANTS.items() for c in chips]
+    expected = [
+        (name, c) for name, (_, chips) in schedules.VARIANTS.items() for c in chips
+    ]
     fix = "run: nox -s lab -- schedules --record"
     assert (found, record.older(part)) == (expected, []), fix
 
