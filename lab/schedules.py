@@ -1,9 +1,9 @@
 """Compile chapter 28's programs for absent chips: `nox -s lab -- schedules`.
 
-The chapter's function `programs(mesh)` returns the programs and their arguments. The
-only part is the chapter; nothing runs on a chip. For each program, with or without
-compiler options, and for each chip, the part has the schedule: matmuls and collectives
-in the order of the compiled text.
+The chapter's function `programs(mesh)` returns the programs and their arguments. Each
+part is a program, with or without compiler options; nothing runs on a chip. For each
+chip, the part has the schedule: matmuls and collectives in the order of the compiled
+text.
 """
 
 import textwrap
@@ -45,8 +45,8 @@ def lines_of(text: str, names_27: dict) -> list[str]:
 def measure(*parts: str) -> Iterator[tuple[str, list[dict]]]:
     """Compile the programs for eight devices of each kind."""
     names, names_27 = aot.run_cells(CHAPTER), aot.run_cells(aot.CHAPTER_27)
-    rows = []
-    for variant, (options, chips) in VARIANTS.items():
+    for variant in parts or VARIANTS:
+        (options, chips), rows = VARIANTS[variant], []
         for chip in chips:
             devices = names_27["devices_of"](chip)
             mesh = jax.make_mesh(
@@ -56,13 +56,12 @@ def measure(*parts: str) -> Iterator[tuple[str, list[dict]]]:
             program, arguments = names["programs"](mesh)[name]
             platform = aot.PLATFORMS.get(chip, "tpu")
             compiled = program.lower(*arguments).compile(options.get(platform))
-            order = names_27["what_it_wrote"](compiled).order
-            row = {"program": variant, "chip": chip, "order": order}
+            row = {"chip": chip, "order": names_27["what_it_wrote"](compiled).order}
             if variant == "forward" and chip in SHOWN:
                 row["lines"] = lines_of(compiled.as_text(), names_27)
-            print(*row.values(), sep=": ", flush=True)
+            print(variant, *row.values(), sep=": ", flush=True)
             rows.append(row)
-    yield CHAPTER, rows
+        yield variant, rows
 
 
 def files(part: str) -> list[str]:
@@ -77,12 +76,14 @@ def versions() -> dict[str, str]:
 
 def cell(parts: dict[str, Part]) -> str:
     """Return a cell with the schedules that the chapter shows."""
-    part, orders, lines = parts[CHAPTER], "", {}
+    orders, lines = "", {}
     wrap = textwrap.TextWrapper(88, subsequent_indent="  ", break_on_hyphens=False)
-    for row in part["found"]:
-        orders += wrap.fill(f"{row['program']} on {row['chip']}: {row['order']}") + "\n"
-        if "lines" in row:
-            lines[row["chip"]] = row["lines"]
+    for variant in VARIANTS:
+        for row in parts[variant]["found"]:
+            orders += wrap.fill(f"{variant} on {row['chip']}: {row['order']}") + "\n"
+            if "lines" in row:
+                lines[row["chip"]] = row["lines"]
+    part = parts["forward"]
     made_with = {"date": part["recorded"]} | part["versions"]
     return f'''# @title Recorded schedules
 recorded_with = {made_with}
