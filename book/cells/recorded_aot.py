@@ -1,6 +1,6 @@
 # @title Recorded programs
 recorded_with = {
-    "date": "2026-11-27",
+    "date": "2026-11-28",
     "jax": "0.12.0.1",
     "libtpu": "0.0.50.1",
     "jax-cuda12-plugin": "0.12.0.1",
