@@ -4,6 +4,8 @@ import dataclasses
 import io
 import logging
 import math
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from jax.experimental import pallas as pl
@@ -11,9 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 def simulator(**options):
-    """Return a context in which kernels run in JAX's TPU simulator; on a TPU, on it."""
-    if device.platform == "tpu":
-        return contextlib.nullcontext()
+    """Return a context in which TPU kernels run in JAX's simulator on a CPU."""
     return pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(**options))
 
 
@@ -51,6 +51,12 @@ def simulate(program, *arrays, **options) -> SimulatorRun:
     return SimulatorRun(result, output.count("RACE DETECTED"), output)
 
 
+UNREADABLE = (
+    "cannot read this kernel: {} is not known before it runs, or differs between "
+    "devices. Write its loops and conditions with Python's for and if"
+)
+
+
 class Event(NamedTuple):
     """A signal, wait or copy of a kernel, and the semaphores that it changes."""
 
@@ -67,10 +73,11 @@ def value_of(atom, known: dict):
 
 
 def index_of(transforms: list, known: dict) -> str:
-    """Return a reference's index as [0, 1], with ? where it is unknown or differs."""
+    """Return a reference's index as [0, 1], with ? where devices differ."""
     indices = [i for part in transforms for i in getattr(part, "indices", ())]
     values = [value_of(i, known) if hasattr(i, "aval") else i for i in indices]
-    same = [value is not None and np.ptp(value) == 0 for value in values]
+    assert all(i is not None for i in values), UNREADABLE.format("a semaphore's index")
+    same = [np.ptp(value) == 0 for value in values]
     texts = [f"{np.ravel(v)[0]}" if s else "?" for v, s in zip(values, same)]
     return f"[{', '.join(texts)}]" if texts else ""
 
@@ -103,10 +110,10 @@ def target(device_id: object, known: dict) -> np.ndarray | None:
         ids = [named.get(axis, index) for axis, index in zip(sizes, own)]
     else:
         ids = [value_of(i, known) for i in jax.tree.leaves(device_id)]
-    message = f"device_id has {len(ids)} parts, but the mesh has {len(sizes)} axes"
+    message = f"device_id has {len(ids)} parts, but the mesh has {len(sizes)} axes: "
+    message += "name a device by its coordinates, one for each axis"
     assert len(ids) == len(sizes), message
-    if any(i is None for i in ids):
-        return None
+    assert all(i is not None for i in ids), UNREADABLE.format("a device_id")
     for i, (axis, size) in zip(ids, sizes.items()):
         outside = np.ravel(i)[(np.ravel(i) < 0) | (np.ravel(i) >= size)]
         assert not len(outside), f"there is no device {outside[:1]} along {axis!r}"
@@ -126,7 +133,7 @@ def event_of(equation, known: dict) -> Event | None:
         if "sem" not in str(variable.aval):
             arrays.append(math.prod(shape) * variable.aval.dtype.itemsize)
             continue
-        name = known.setdefault(variable, f"semaphore {len(known)}")
+        name = known.get(variable, "a semaphore")
         semaphores.append(name + index_of(transforms, known))
     if kind == "dma_start":
         to = target(parts[-1], known)
@@ -140,68 +147,124 @@ def event_of(equation, known: dict) -> Event | None:
 
 
 def evaluate(equation, known: dict) -> None:
-    """Evaluate an equation whose inputs are known for every device of the mesh."""
+    """Evaluate an equation if its inputs are known for every device of the mesh."""
+    for out in equation.outvars:
+        known.pop(out, None)  # of the last iteration of a loop
+    kind, params = equation.primitive.name, equation.params
     values = [value_of(atom, known) for atom in equation.invars]
-    numbers = [value for value in values if isinstance(value, np.ndarray)]
-    if len(numbers) == len(values) and values and len(equation.outvars) == 1:
-        numbers = [
-            jnp.asarray(v, a.aval.dtype) for v, a in zip(numbers, equation.invars)
-        ]
-        numbers = jnp.broadcast_arrays(*numbers)
+    if kind == "get_barrier_semaphore":
+        known[equation.outvars[0]] = "barrier"
+    elif kind == "axis_index":
+        sizes = known["mesh"]
+        indices = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
+        axis = [*sizes].index(params["axis_name"])
+        known[equation.outvars[0]] = indices[axis].astype(np.int32)
+    elif kind in ("program_id", "num_programs"):
+        known[equation.outvars[0]] = np.int32(known[kind][params["axis"]])
+    elif values and all(isinstance(v, np.ndarray | np.generic) for v in values):
+        arrays = [jnp.asarray(v, a.aval.dtype) for v, a in zip(values, equation.invars)]
         try:
-            result = equation.primitive.bind(*numbers, **equation.params)
+            result = equation.primitive.bind(*jnp.broadcast_arrays(*arrays), **params)
+            [known[equation.outvars[0]]] = [np.asarray(result)]
         except Exception:  # then its result is unknown
             return
-        known[equation.outvars[0]] = np.asarray(result)
+
+
+def bind(inner: list, outer: list, known: dict) -> None:
+    """Make what is known of the outer variables known of the inner ones."""
+    values = [value_of(atom, known) for atom in outer]
+    for variable, value in zip(inner, values):
+        known.pop(variable, None)
+        if value is not None:
+            known[variable] = value
+
+
+def runs_of(equation, parts: list, known: dict) -> Iterator:
+    """Yield the inner programs that an equation runs, in order, each with its inputs
+    bound. Yield None if that depends on values that are not known."""
+    kind, params, outer = equation.primitive.name, equation.params, equation.invars
+    [part, *_] = parts
+    if kind == "pallas_call":
+        names = list(part.debug_info.arg_names)
+        known.update(zip(part.invars, names))
+        grid = params["grid_mapping"].grid
+        known["num_programs"] = grid
+        for step in np.ndindex(*grid):  # in order, as on a core of a TPU
+            known["program_id"] = step
+            yield part
+    elif kind == "run_scoped":
+        bind(part.constvars, outer, known)
+        for variable in part.invars:
+            known.setdefault(variable, f"semaphore {len(known)}")
+        yield part
+    elif kind == "cond":
+        branch = value_of(outer[0], known)
+        if branch is None or np.ptp(branch):
+            yield None
+            return
+        part = parts[int(np.ravel(branch)[0])]
+        bind(part.invars, outer[1:], known)
+        yield part
+        bind(equation.outvars, part.outvars, known)
+    elif kind == "scan":
+        carried = len(part.outvars)
+        same = [v.aval.shape for v in part.invars] == [v.aval.shape for v in outer]
+        if not same or len(equation.outvars) != carried:
+            yield None
+            return
+        bind(part.invars, outer, known)
+        for _ in range(params["length"]):
+            yield part
+            bind(part.invars[len(outer) - carried :], part.outvars, known)
+        bind(equation.outvars, part.outvars, known)
+    elif kind == "while":
+        yield None
+    else:  # jit, shard_map and other calls
+        bind(part.invars, outer[len(outer) - len(part.invars) :], known)
+        yield part
+        bind(equation.outvars, part.outvars, known)
 
 
 def events(jaxpr, known: dict) -> list[Event]:
-    """Return all events of a program in order, with loops of known length unrolled."""
+    """Return all events of a program in order: grids and loops are unrolled."""
     found = []
     for equation in jaxpr.eqns:
         kind = equation.primitive.name
-        if kind == "get_barrier_semaphore":
-            known[equation.outvars[0]] = "barrier"
         if kind == "shard_map":
             known["mesh"] = dict(equation.params["mesh"].shape)
-        if kind == "axis_index":
-            sizes = known["mesh"]
-            indices = np.indices(tuple(sizes.values())).reshape(len(sizes), -1)
-            axis = [*sizes].index(equation.params["axis_name"])
-            known[equation.outvars[0]] = indices[axis].astype(np.int32)
         if event := event_of(equation, known):
             found.append(event)
-        inner = jax.tree.leaves(
+        parts = jax.tree.leaves(
             list(equation.params.values()),
             is_leaf=lambda part: hasattr(part, "eqns") or hasattr(part, "jaxpr"),
         )
-        inner = [getattr(part, "jaxpr", part) for part in inner]
-        inner = [part for part in inner if hasattr(part, "eqns")]
-        for part in inner:
-            outer = equation.invars[len(equation.invars) - len(part.invars) :]
-            for here, there in zip(part.invars, outer):
-                value = value_of(there, known)
-                if isinstance(value, str) or (value is not None and kind != "scan"):
-                    known[here] = value  # not of a scan, whose variables change
-            if kind == "pallas_call":
-                known.update(zip(part.invars, part.debug_info.arg_names))
-            within = events(part, known) * equation.params.get("length", 1)
-            if kind == "pallas_call":
-                params = equation.params["compiler_params"]
-                if hasattr(params, "keys"):  # JAX 0.7.2
-                    params = dict(params).get("mosaic_tpu")
-                has_id = getattr(params, "collective_id", None) is not None
-                uses_barrier = any("barrier" in event.semaphores for event in within)
-                message = "a kernel has a collective_id if and only if it has a barrier"
-                assert has_id == uses_barrier, message
-            found += within
-            if kind in ("jit", "pjit"):
-                for here, there in zip(part.outvars, equation.outvars):
-                    if (value := value_of(here, known)) is not None:
-                        known[there] = value
-        if not inner:
+        parts = [getattr(part, "jaxpr", part) for part in parts]
+        parts = [part for part in parts if hasattr(part, "eqns")]
+        if not parts:
             evaluate(equation, known)
+            continue
+        within = []
+        for part in runs_of(equation, parts, known):
+            if part is None:
+                message = UNREADABLE.format(f"what a {kind} runs")
+                assert not any(map(has_events, parts)), message
+                continue
+            within += events(part, known)
+        if kind == "pallas_call":
+            params = equation.params["compiler_params"]
+            if hasattr(params, "keys"):  # JAX 0.7.2
+                params = dict(params).get("mosaic_tpu")
+            has_id = getattr(params, "collective_id", None) is not None
+            uses_barrier = any("barrier" in event.semaphores for event in within)
+            message = "a kernel has a collective_id if and only if it has a barrier"
+            assert has_id == uses_barrier, message
+        found += within
     return found
+
+
+def has_events(jaxpr) -> bool:
+    """Return whether a program, or one inside it, uses semaphores."""
+    return bool(re.search(r"\b(dma|semaphore)_(start|wait|signal)", str(jaxpr)))
 
 
 def read_kernels(program, *arrays) -> list[Event]:
@@ -224,7 +287,9 @@ def semaphore_values(program, *arrays) -> list[dict[str, np.ndarray]]:
             value = values.get(name, np.zeros(jax.device_count(), int))
             if event.kind == "wait":
                 value = value - event.count
-                assert value.min() >= 0, f"deadlock: nothing ends a wait on {name}"
+                assert value.min() >= 0, (
+                    f"deadlock: no signal or copy ends a wait on {name!r}"
+                )
             elif event.to is None or (event.kind == "send" and number == 0):
                 value = value + event.count
             else:
@@ -236,8 +301,39 @@ def semaphore_values(program, *arrays) -> list[dict[str, np.ndarray]]:
     return after
 
 
-def ambiguous_semaphores(program, *arrays) -> set[str]:
-    """Return the semaphores whose value does not tell which of several copies arrived.
+def why_ambiguous(name: str, found: list[Event]) -> str:
+    """Return what lets two copies raise a semaphore before its device has waited."""
+    copies = {s for event in found if event.nbytes for s in event.semaphores}
+    sends = [
+        i for i, e in enumerate(found) if e.kind == "send" and e.semaphores[1] == name
+    ]
+    for first, second in zip(sends, sends[1:]):
+        between = [e.semaphores[0] for e in found[first:second] if e.kind == "wait"]
+        others = [semaphore for semaphore in between if semaphore not in copies]
+        if not others:
+            return (
+                "nothing makes a device wait, before it sends the next copy, until "
+                "the receiver has waited for the last one"
+            )
+        if others == ["barrier"]:
+            return "the barrier counts signals, and both may be the other neighbour's"
+        to = found[second].to
+        signals = [e for e in found if e.kind == "signal" and e.semaphores[0] in others]
+        for signal in signals:
+            if to is not None and signal.to is not None:
+                if (signal.to[to] != np.arange(len(to))).any():
+                    return (
+                        f"{signal.semaphores[0]!r} is signalled by another device "
+                        "than the one that receives the copy"
+                    )
+    return (
+        "a signal allows the next copy before the receiver has waited for the last one"
+    )
+
+
+def ambiguous_semaphores(program, *arrays) -> dict[str, str]:
+    """Return the semaphores whose value does not tell which of several copies arrived,
+    and for each the reason.
 
     Device 0 is delayed before each of its events in turn, while the others run as far
     as they can. A semaphore is ambiguous if a device finds a larger value than it waits
@@ -245,6 +341,10 @@ def ambiguous_semaphores(program, *arrays) -> set[str]:
     an AssertionError for a copy to a device that has not started the kernel."""
     found = read_kernels(program, *arrays)
     uses_barrier = any("barrier" in event.semaphores for event in found)
+    barrier_waits = [e for e in found if e[:2] == ("wait", ["barrier"])]
+    why_early = "the barrier does not wait for the receiver's signal"
+    if len(barrier_waits) > 1:
+        why_early = "the barrier is used again, so all signals may be one neighbour's"
     receiving = {event.semaphores[1] for event in found if event.kind == "send"}
     early = set()  # waits after which a send comes before the next wait of this kind
     for number, event in enumerate(found):
@@ -271,7 +371,10 @@ def ambiguous_semaphores(program, *arrays) -> set[str]:
             else:
                 if uses_barrier and event.kind == "send" and at[0] == 0 and d:
                     to_first = event.to is not None and event.to[d] == 0
-                    message = "a copy to a device that may not have started the kernel"
+                    message = (
+                        "a copy to a device that may not have started the kernel: "
+                    )
+                    message += why_early
                     assert not to_first, message
                 for number, name in enumerate(event.semaphores):
                     here = event.to is None or (event.kind == "send" and number == 0)
@@ -287,4 +390,4 @@ def ambiguous_semaphores(program, *arrays) -> set[str]:
                 for d in range(len(at)):
                     while at[d] < (len(found) if d else end) and run_event(d):
                         moved = True
-    return ambiguous
+    return {name: why_ambiguous(name, found) for name in sorted(ambiguous)}
