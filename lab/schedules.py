@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import aot
 import jax
-from record import Part, installed
+from record import Part
 
 CHAPTER = "28_profiling"
 SCHEDULER = "enable_latency_hiding_scheduler"
@@ -69,9 +69,7 @@ def files(part: str) -> list[str]:
     return [f"notebooks/{CHAPTER}.ipynb"]
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of the compilers."""
-    return installed("jax", "libtpu", "jax-cuda12-plugin")
+versions = aot.versions
 
 
 def cell(parts: dict[str, Part]) -> str:
