@@ -291,7 +291,7 @@ def logits_with(base: Path, place: Path | None) -> np.ndarray:
     weights = decoder.load(decoder.open_folder(base), c, mesh, jnp.float32)
     if place:
         added, lora = adapters.load_adapters(place, c, mesh)
-        weights = adapters.adapt(weights, added, lora.scale)
+        weights = adapters.with_adapters(weights, added, lora.scale)
     tokens = token_batch()
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     x, _ = decoder.hidden(weights, tokens, positions, c)
@@ -308,8 +308,9 @@ def fine_tune(folder: Path) -> dict:
     base = write(folder / "qwen3", VARIANTS["qwen3"])
     rows = write_rows(folder / "rows.jsonl", 100, 320, [20, 30])
     batch, found, c = batches_of(base, rows), {}, decoder.read_config(base)
-    one, lora = decoder.model_mesh(c, jax.devices()[:1]), adapters.Lora(RANK, ALPHA)
-    fresh = adapters.new_adapters(jax.random.key(0), c, lora, one)
+    one = decoder.model_mesh(c, jax.devices()[:1])
+    lora = adapters.LoraConfig(RANK, ALPHA)
+    fresh = adapters.init_adapters(jax.random.key(0), c, lora, one)
     adapters.save_adapters(folder / "fresh", fresh, c, lora, str(base))
 
     def load(name: str, place: Path | None, **options: object) -> object:

@@ -291,7 +291,7 @@ class Job(NamedTuple):
     held_out: list[Row]
     longest: int  # tokens of a row
     steps: int
-    lora: adapters.Lora | None  # None: all weights are trained
+    lora: adapters.LoraConfig | None  # None: all weights are trained
     trained: Any  # a tree of decoder.Tensor
 
 
@@ -317,7 +317,7 @@ def read_job(options: argparse.Namespace) -> Job:
         raise ValueError(f"{options.out.parent} cannot be written to")
     lora, trained = None, decoder.tensors(model.c)
     if not options.full:
-        lora = adapters.Lora(options.rank, options.alpha)
+        lora = adapters.LoraConfig(options.rank, options.alpha)
         trained = adapters.adapter_tensors(model.c, lora)
     return Job(model, rows, held_out, longest, options.steps or steps, lora, trained)
 
@@ -409,7 +409,7 @@ class Run:
 
         def score(params: Any, base: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
             if job.lora:
-                params = adapters.adapt(base, params, job.lora.scale)
+                params = adapters.with_adapters(base, params, job.lora.scale)
             return sum_losses(params, batch, job.model.c, bring)
 
         def step(state: State, base: dict, batch: Batch) -> tuple[State, jax.Array]:
@@ -448,7 +448,7 @@ class Run:
         """The state before the first step."""
         if self.job.lora:
             key, c = jax.random.key(self.options.seed), self.job.model.c
-            params = adapters.new_adapters(key, c, self.job.lora, self.mesh, whole)
+            params = adapters.init_adapters(key, c, self.job.lora, self.mesh, whole)
         else:
             params = self.load(np.float32)
         cut = jax.tree.map(lambda x: x.sharding, self.like().memory)

@@ -622,7 +622,7 @@ def prepare(
         import adapters
 
         try:
-            lora = adapters.read_lora(options.adapters)
+            lora = adapters.read_lora_config(options.adapters)
         except (KeyError, TypeError, AttributeError) as error:
             why = f"{options.adapters} is not as it should be: {error!r}"
             raise ValueError(why) from None
@@ -654,7 +654,7 @@ def prepare(
     begun = time.monotonic()
     weights = jax.block_until_ready(decoder.load(files, c, mesh, dtype, fitted))
     if lora:
-        weights = adapters.adapt(weights, added, lora.scale)
+        weights = adapters.with_adapters(weights, added, lora.scale)
     loaded = time.monotonic()
     engine = Engine(weights, c, mesh, shape)
     compiled = time.monotonic()

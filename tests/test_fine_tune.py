@@ -72,7 +72,7 @@ def read_adapters(place: Path, name: str) -> list:
     c = decoder.read_config(place / "model")
     mesh = decoder.model_mesh(c, jax.devices()[:1])
     params, lora = adapters.load_adapters(place / name, c, mesh)
-    assert lora == adapters.Lora(4, 8.0)
+    assert lora == adapters.LoraConfig(4, 8.0)
     return params
 
 
@@ -134,8 +134,8 @@ def plain_run(place: Path, full: bool, rate: float) -> tuple[dict, object]:
     params = weights
     if not full:
         mesh = decoder.model_mesh(c, jax.devices()[:1])
-        key, lora = jax.random.key(SEED), adapters.Lora(4, 8.0)
-        params = adapters.new_adapters(key, c, lora, mesh)
+        key, lora = jax.random.key(SEED), adapters.LoraConfig(4, 8.0)
+        params = adapters.init_adapters(key, c, lora, mesh)
     opt_state, score = adam.init(params), jax.jit(mean_loss)
     evaluation = fine_tune.make_batch(evaluation, 13, T)
     printed = {(0, "eval loss"): score(params, evaluation)}

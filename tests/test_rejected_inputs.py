@@ -28,8 +28,9 @@ def place(tmp_path_factory):
     with model_in(tmp_path_factory.mktemp("rejected")) as place:
         write_rows(place / "data.jsonl", [{"prompt": "the sea", "answer": "is"}])
         c = generate.read_model(place / "model").c
-        mesh, lora = decoder.model_mesh(c, jax.devices()[:1]), adapters.Lora(4, 8.0)
-        params = adapters.new_adapters(jax.random.key(0), c, lora, mesh)
+        mesh = decoder.model_mesh(c, jax.devices()[:1])
+        lora = adapters.LoraConfig(4, 8.0)
+        params = adapters.init_adapters(jax.random.key(0), c, lora, mesh)
         adapters.save_adapters(place / "adapters", params, c, lora, "model")
         yield place
 
