@@ -140,18 +140,20 @@ def ours(folder: Path, tokens: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarr
     """Return the same logits and tokens of launch/decoder.py on n devices."""
     c = decoder.read_config(folder)
     mesh = decoder.model_mesh(c, jax.devices()[:n])
-    weights = decoder.load(decoder.open_folder(folder), c, mesh, jnp.float32)
+    weights = decoder.load_model(decoder.open_model(folder), c, mesh, jnp.float32)
     batch, length = tokens.shape
 
     @jax.jit
     def forward(weights, tokens):
         positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-        x, _ = decoder.hidden(weights, tokens, positions, c)
-        return decoder.logits(weights, x, c)
+        x, _ = decoder.hidden_states(weights, tokens, positions, c)
+        return decoder.compute_logits(weights, x, c)
 
-    step = jax.jit(decoder.step, static_argnames="c", donate_argnames="caches")
+    step = jax.jit(
+        decoder.serve_step, static_argnames="config", donate_argnames="caches"
+    )
     zeros = jnp.zeros(batch, jnp.int32)  # seeds and, as floats, temperatures: greedy
-    caches = decoder.empty_caches(c, batch, PROMPT + NEW, jnp.float32)
+    caches = decoder.init_cache(c, batch, PROMPT + NEW, jnp.float32)
     inputs, start, generated = jnp.asarray(tokens[:, :PROMPT]), 0, []
     for _ in range(NEW):
         count = inputs.shape[1]
@@ -205,10 +207,10 @@ def written(folder: Path) -> dict:
     folders = [write(folder / name, config) for name, config in VARIANTS.items()]
     folders += [make_by_transformers(folder, name) for name in MADE]
     for source in folders:
-        files, c = decoder.open_folder(source), decoder.read_config(source)
-        weights = decoder.load(files, c, decoder.model_mesh(c))
+        files, c = decoder.open_model(source), decoder.read_config(source)
+        weights = decoder.load_model(files, c, decoder.model_mesh(c))
         saved = source.with_name(f"{source.name} again")
-        decoder.save(saved, weights, c, source / "config.json", limit=200_000)
+        decoder.save_model(saved, weights, c, source / "config.json", 200_000)
         paths, tensors = sorted(saved.glob("*.safetensors")), {}
         for path in paths:
             tensors |= load_file(path)
@@ -288,14 +290,14 @@ def logits_with(base: Path, place: Path | None) -> np.ndarray:
 
     c = decoder.read_config(base)
     mesh = decoder.model_mesh(c)
-    weights = decoder.load(decoder.open_folder(base), c, mesh, jnp.float32)
+    weights = decoder.load_model(decoder.open_model(base), c, mesh, jnp.float32)
     if place:
         added, lora = adapters.load_adapters(place, c, mesh)
         weights = adapters.with_adapters(weights, added, lora.scale)
     tokens = token_batch()
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    x, _ = decoder.hidden(weights, tokens, positions, c)
-    return np.asarray(decoder.logits(weights, x, c))
+    x, _ = decoder.hidden_states(weights, tokens, positions, c)
+    return np.asarray(decoder.compute_logits(weights, x, c))
 
 
 def fine_tune(folder: Path) -> dict:

@@ -15,7 +15,14 @@ import decoder
 import jax
 import jax.numpy as jnp
 import numpy as np
-from decoder import Config, Tensor, divided, open_file, save_folder, tensors
+from decoder import (
+    Config,
+    Tensor,
+    model_tensors,
+    open_safetensors,
+    save_folder,
+    tensor_sharding,
+)
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -100,7 +107,7 @@ def adapter_tensors(config: Config, lora: LoraConfig) -> list[dict[str, Adapter]
     A is sharded as its weight's columns, B as the rows; the rank is never sharded."""
 
     def factors(weight: Tensor) -> Adapter:
-        rows, columns = (*weight.cut, None, None)[:2]
+        rows, columns = (*weight.spec, None, None)[:2]
         out_size, in_size = weight.shape
         prefix = f"base_model.model.{weight.name.removesuffix('.weight')}"
         a = P(None, columns) if columns else P()
@@ -110,7 +117,7 @@ def adapter_tensors(config: Config, lora: LoraConfig) -> list[dict[str, Adapter]
             Tensor(f"{prefix}.lora_B.weight", (out_size, lora.rank), b),
         )
 
-    layers = tensors(config)["layers"]
+    layers = model_tensors(config)["layers"]
     return [{name: factors(w[name]) for name in lora.target_modules} for w in layers]
 
 
@@ -120,7 +127,7 @@ def init_adapters(
     config: Config,
     lora: LoraConfig,
     mesh: Mesh,
-    sharding_of: Callable[[Tensor, Mesh], NamedSharding] = divided,
+    sharding_of: Callable[[Tensor, Mesh], NamedSharding] = tensor_sharding,
 ) -> list[dict[str, Adapter]]:
     """Return float32 adapters that do not change the model yet: A is uniform in
     ±1 / sqrt(in), as in PEFT, and B is zero."""
@@ -220,7 +227,7 @@ def load_adapters(
     folder: str | Path,
     config: Config,
     mesh: Mesh,
-    sharding_of: Callable[[Tensor, Mesh], NamedSharding] = divided,
+    sharding_of: Callable[[Tensor, Mesh], NamedSharding] = tensor_sharding,
 ) -> tuple[list[dict[str, Adapter]], LoraConfig]:
     """Load adapters in float32; each device reads only its own shards.
 
@@ -228,7 +235,7 @@ def load_adapters(
     lora = read_lora_config(folder)
     tree = adapter_tensors(config, lora)
     path = Path(folder, "adapter_model.safetensors")
-    files = open_file(path)
+    files = open_safetensors(path)
     expected = {tensor.name: tensor.shape for tensor in jax.tree.leaves(tree)}
     found = {name: values.shape for name, values in files.items()}
     if differing := {name for name, _ in expected.items() ^ found.items()}:
@@ -276,4 +283,4 @@ def save_adapters(
 
 
 # %% use
-decoder.linear = linear  # decoder.layer finds it there
+decoder.linear = linear  # decoder.decoder_layer finds it there

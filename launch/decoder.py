@@ -1,9 +1,9 @@
-"""A decoder of the Llama or Qwen3 kind, and its weights in Hugging Face's layout.
+"""Decoder-only Transformers of the Llama and Qwen3 families, from Hugging Face folders.
 
-Chapter 29 explains the parts up to `save`, chapter 30 the caches and the choice of a
-token; generate.py runs them. A part begins at a line `# %% NAME`, and a chapter's cell
-tagged shared-decoder-NAME holds it. A folder has config.json, and model.safetensors or
-several such files with model.safetensors.index.json.
+Chapter 29 explains the parts up to `save_model`, chapter 30 the KV cache and sampling;
+generate.py and fine_tune.py use them. A part begins at a line `# %% NAME`, and a cell
+of a chapter tagged shared-decoder-NAME contains it. A folder contains config.json, and
+model.safetensors or several such files with model.safetensors.index.json.
 """
 
 import json
@@ -24,30 +24,30 @@ from jax.sharding import PartitionSpec as P
 
 
 # %% config
-class Scaling(NamedTuple):
-    """How Llama 3.1 and later turn slowly what a short context never saw turn round."""
+class RopeScaling(NamedTuple):
+    """The frequency scaling of Llama 3.1 and later (rope_type "llama3")."""
 
     factor: float
-    low: float
-    high: float
-    trained: int  # positions of the context before
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
 
 
 class Config(NamedTuple):
-    """The shape of a model, as config.json has it."""
+    """The architecture of a model, from its config.json."""
 
-    vocabulary: int
-    width: int
-    hidden: int
-    layers: int
-    heads: int
-    key_heads: int
-    head: int  # numbers in one head
-    eps: float
-    theta: float
-    scaling: Scaling | None
-    tied: bool  # one table for what comes in and for what goes out
-    normed: bool  # queries and keys are normed, as in Qwen3
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    tie_word_embeddings: bool  # embed_tokens is also the output projection
+    qk_norm: bool  # RMSNorm of queries and keys, as in Qwen3
 
 
 # %% read
@@ -58,243 +58,253 @@ SIZES = (
 
 
 def read_config(folder: str | Path) -> Config:
-    """Read config.json; ValueError, in a sentence, for a model that is not of these."""
+    """Return the Config of a folder; raise ValueError for an unsupported model."""
     path = Path(folder, "config.json")
     try:
-        said = json.loads(path.read_text())
-        if not isinstance(said, dict):
-            raise ValueError(f"{path} is no JSON object")
-        kind = said["model_type"]
+        data = json.loads(path.read_text())
+        if not isinstance(data, dict):
+            raise ValueError(f"{path} is not a JSON object")
+        model_type = data["model_type"]
         for name in SIZES.split():
-            if not isinstance(size := said.get(name) or 1, int) or size < 1:
-                raise ValueError(f"{path}: {name} is {size!r}, no number above 0")
-        rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
+            if not isinstance(size := data.get(name) or 1, int) or size < 1:
+                raise ValueError(f"{path}: {name} is {size!r}, not a positive integer")
+        rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         scaling = None
         if rope_type == "llama3":
-            names = "factor low_freq_factor high_freq_factor".split()
-            trained = rope["original_max_position_embeddings"]
-            scaling = Scaling(*(float(rope[name]) for name in names), int(trained))
-        heads = said["num_attention_heads"]
+            scaling = RopeScaling(*(float(rope[name]) for name in RopeScaling._fields))
+        num_heads = data["num_attention_heads"]
         config = Config(
-            vocabulary=said["vocab_size"],
-            width=said["hidden_size"],
-            hidden=said["intermediate_size"],
-            layers=said["num_hidden_layers"],
-            heads=heads,
-            key_heads=said.get("num_key_value_heads") or heads,
-            head=said.get("head_dim") or said["hidden_size"] // heads,
-            eps=said["rms_norm_eps"],
-            theta=said["rope_theta"] if "rope_theta" in said else rope["rope_theta"],
-            scaling=scaling,
-            tied=said.get("tie_word_embeddings", False),
-            normed=kind == "qwen3",
+            vocab_size=data["vocab_size"],
+            hidden_size=data["hidden_size"],
+            intermediate_size=data["intermediate_size"],
+            num_layers=data["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=data.get("num_key_value_heads") or num_heads,
+            head_dim=data.get("head_dim") or data["hidden_size"] // num_heads,
+            rms_norm_eps=data["rms_norm_eps"],
+            rope_theta=data["rope_theta"]
+            if "rope_theta" in data
+            else rope["rope_theta"],
+            rope_scaling=scaling,
+            tie_word_embeddings=data.get("tie_word_embeddings", False),
+            qk_norm=model_type == "qwen3",
         )
     except KeyError as error:
-        raise ValueError(f"{path} does not say {error}") from None
+        raise ValueError(f"{path} has no {error}") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    refused = {
-        f"model_type {kind!r}": kind not in ("llama", "qwen3"),
-        f"hidden_act {said.get('hidden_act')!r}": said.get("hidden_act") != "silu",
-        f"rope of type {rope_type!r}": rope_type not in ("default", "llama3"),
-        f"rope_theta {config.theta!r}": not isinstance(config.theta, int | float),
-        f"rms_norm_eps {config.eps!r}": not isinstance(config.eps, int | float),
-        "attention_bias": said.get("attention_bias"),
-        "mlp_bias": said.get("mlp_bias"),
-        "use_sliding_window": said.get("use_sliding_window"),
-        "quantization_config": said.get("quantization_config"),
-        f"{heads} heads for {config.key_heads} key heads": heads % config.key_heads,
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    theta, eps, num_kv_heads = (
+        config.rope_theta,
+        config.rms_norm_eps,
+        config.num_kv_heads,
+    )
+    checks = {
+        f"model_type {model_type!r}": model_type not in ("llama", "qwen3"),
+        f"hidden_act {data.get('hidden_act')!r}": data.get("hidden_act") != "silu",
+        f"rope_type {rope_type!r}": rope_type not in ("default", "llama3"),
+        f"rope_theta {theta!r}": not isinstance(theta, int | float),
+        f"rms_norm_eps {eps!r}": not isinstance(eps, int | float),
+        "attention_bias": data.get("attention_bias"),
+        "mlp_bias": data.get("mlp_bias"),
+        "use_sliding_window": data.get("use_sliding_window"),
+        "quantization_config": data.get("quantization_config"),
+        f"{num_heads} heads with {num_kv_heads} KV heads": num_heads % num_kv_heads,
     }
-    if found := [what for what, refuse in refused.items() if refuse]:
-        raise ValueError(f"{path} asks for what is not here: {', '.join(found)}")
+    if unsupported := [what for what, failed in checks.items() if failed]:
+        raise ValueError(f"{path}: not supported: {', '.join(unsupported)}")
     return config
 
 
 # %% layers
 def linear(x: jax.Array, w: jax.Array) -> jax.Array:
-    """x [..., in] times a weight [out, in], as the files have it."""
+    """Multiply x [..., in] by a weight [out, in], the layout of the files."""
     return jnp.einsum("...i,oi->...o", x, w)
 
 
-def norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm over the last axis, computed in float32."""
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """Apply RMSNorm over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
     return scale * y.astype(x.dtype)
 
 
-# %% rotary
-def frequencies(c: Config) -> jax.Array:
-    """Radians by which each pair of a head turns at one position: f32[head / 2]."""
-    turns = c.theta ** (-jnp.arange(0, c.head, 2) / c.head)
-    if c.scaling is None:
-        return turns
-    rounds = turns * c.scaling.trained / (2 * math.pi)
-    share = (rounds - c.scaling.low) / (c.scaling.high - c.scaling.low)
-    share = jnp.clip(share, 0, 1)
-    return turns * (share + (1 - share) / c.scaling.factor)
+# %% rope
+def rope_frequencies(config: Config) -> jax.Array:
+    """Return the angle per position of each pair, in radians: f32[head_dim / 2]."""
+    d, scaling = config.head_dim, config.rope_scaling
+    frequencies = config.rope_theta ** (-jnp.arange(0, d, 2) / d)
+    if scaling is None:
+        return frequencies
+    factor, low, high, positions = scaling
+    rotations = frequencies * positions / (2 * math.pi)  # in the original context
+    kept = jnp.clip((rotations - low) / (high - low), 0, 1)
+    return frequencies * (kept + (1 - kept) / factor)
 
 
-def rotate(x: jax.Array, positions: jax.Array, c: Config) -> jax.Array:
-    """Rotary positions: x [b, t, heads, head] turned by its positions [b, t].
+def apply_rope(x: jax.Array, positions: jax.Array, config: Config) -> jax.Array:
+    """Rotate x [b, t, heads, head_dim] by the angles of its positions [b, t].
 
     The first half of a head is paired with its second half."""
-    angles = positions[..., None, None] * frequencies(c)
+    angles = positions[..., None, None] * rope_frequencies(config)
     cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
     first, second = jnp.split(x, 2, axis=-1)
-    turned = first * cos - second * sin, second * cos + first * sin
-    return jnp.concatenate(turned, axis=-1)
+    rotated = first * cos - second * sin, second * cos + first * sin
+    return jnp.concatenate(rotated, axis=-1)
 
 
 # %% attention
-Cache = tuple[jax.Array, jax.Array]  # keys and values, [b, length, key heads, head]
+Cache = tuple[jax.Array, jax.Array]  # keys and values: [b, length, KV heads, head_dim]
 
 
-def look_back(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array
-) -> jax.Array:
-    """q [b, t, key heads, group, head] over k and v [b, s, key heads, head], where
-    visible [b, t, s]; softmax in float32."""
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+    """Attend from q [b, t, KV heads, group, head_dim] to k and v [b, s, KV heads,
+    head_dim] where mask [b, t, s] is True; the softmax is computed in float32."""
     scores = jnp.einsum("btkgh,bskh->bkgts", q, k).astype(jnp.float32)
     scores = scores * q.shape[-1] ** -0.5
-    scores = jnp.where(visible[:, None, None], scores, -jnp.inf)
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores).astype(v.dtype)
     return jnp.einsum("bkgts,bskh->btkgh", weights, v)
 
 
-def attend(
+def cached_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache | None, positions: jax.Array
 ) -> tuple[jax.Array, Cache | None]:
-    """Let q look back over k and v, or write these into the cache and look over it.
+    """Write k and v [b, t, KV heads, head_dim] into the cache at positions [b, t], then
+    attend to the cache; without a cache, attend to k and v.
 
-    A position past the end of the cache is not written."""
-    slots = positions
+    A position beyond the end of the cache is not written."""
+    key_positions = positions
     if cache is not None:
-        rows = jnp.arange(len(q))[:, None]
-        k = cache[0].at[rows, positions].set(k, mode="drop")
-        v = cache[1].at[rows, positions].set(v, mode="drop")
+        batch = jnp.arange(len(q))[:, None]
+        k = cache[0].at[batch, positions].set(k, mode="drop")
+        v = cache[1].at[batch, positions].set(v, mode="drop")
         cache = k, v
-        slots = jnp.arange(k.shape[1])[None]
-    visible = slots[:, None, :] <= positions[:, :, None]
-    return look_back(q, k, v, visible), cache
+        key_positions = jnp.arange(k.shape[1])[None]
+    mask = key_positions[:, None, :] <= positions[:, :, None]
+    return attention(q, k, v, mask), cache
 
 
 # %% layer
-def layer(
+def decoder_layer(
     x: jax.Array,
     w: dict[str, jax.Array],
-    c: Config,
+    config: Config,
     positions: jax.Array,
     cache: Cache | None,
-    attend: Callable = attend,
+    attention_fn: Callable = cached_attention,
 ) -> tuple[jax.Array, Cache | None]:
-    """One layer: x [b, t, width] of tokens at these positions [b, t]."""
+    """Apply one layer to x [b, t, hidden_size] of tokens at positions [b, t]."""
     b, t, _ = x.shape
-    y = norm(x, w["input_layernorm"], c.eps)
-    q = linear(y, w["q_proj"]).reshape(b, t, c.heads, c.head)
-    k = linear(y, w["k_proj"]).reshape(b, t, c.key_heads, c.head)
-    v = linear(y, w["v_proj"]).reshape(b, t, c.key_heads, c.head)
-    if c.normed:
-        q = norm(q, w["q_norm"], c.eps)
-        k = norm(k, w["k_norm"], c.eps)
-    q = rotate(q, positions, c).reshape(b, t, c.key_heads, -1, c.head)
-    k = rotate(k, positions, c)
-    y, cache = attend(q, k, v, cache, positions)
+    kv_heads, d, eps = config.num_kv_heads, config.head_dim, config.rms_norm_eps
+    y = rms_norm(x, w["input_layernorm"], eps)
+    q = linear(y, w["q_proj"]).reshape(b, t, config.num_heads, d)
+    k = linear(y, w["k_proj"]).reshape(b, t, kv_heads, d)
+    v = linear(y, w["v_proj"]).reshape(b, t, kv_heads, d)
+    if config.qk_norm:
+        q = rms_norm(q, w["q_norm"], eps)
+        k = rms_norm(k, w["k_norm"], eps)
+    q = apply_rope(q, positions, config).reshape(b, t, kv_heads, -1, d)
+    k = apply_rope(k, positions, config)
+    y, cache = attention_fn(q, k, v, cache, positions)
     x = x + linear(y.reshape(b, t, -1), w["o_proj"])
-    y = norm(x, w["post_attention_layernorm"], c.eps)
+    y = rms_norm(x, w["post_attention_layernorm"], eps)
     gate = jax.nn.silu(linear(y, w["gate_proj"]))
     return x + linear(gate * linear(y, w["up_proj"]), w["down_proj"]), cache
 
 
 # %% forward
-def hidden(
+def hidden_states(
     weights: dict,
     tokens: jax.Array,
     positions: jax.Array,
-    c: Config,
+    config: Config,
     caches: list[Cache] | None = None,
-    attend: Callable = attend,
+    attention_fn: Callable = cached_attention,
 ) -> tuple[jax.Array, list[Cache | None]]:
-    """What the last layer says of tokens [b, t]: [b, t, width], and all caches."""
+    """Return the final hidden states [b, t, hidden_size] of tokens [b, t], and the
+    updated cache of each layer."""
     x = weights["embed_tokens"][tokens]
-    written = []
-    for w, cache in zip(weights["layers"], caches or [None] * c.layers, strict=True):
-        x, cache = layer(x, w, c, positions, cache, attend)
-        written.append(cache)
-    return norm(x, weights["norm"], c.eps), written
+    caches, updated = caches or [None] * config.num_layers, []
+    for w, cache in zip(weights["layers"], caches, strict=True):
+        x, cache = decoder_layer(x, w, config, positions, cache, attention_fn)
+        updated.append(cache)
+    return rms_norm(x, weights["norm"], config.rms_norm_eps), updated
 
 
-def logits(weights: dict, x: jax.Array, c: Config) -> jax.Array:
-    """Scores of the next token, f32[..., vocabulary]."""
-    table = weights["embed_tokens"] if c.tied else weights["lm_head"]
-    return linear(x, table).astype(jnp.float32)
+def compute_logits(weights: dict, x: jax.Array, config: Config) -> jax.Array:
+    """Return the logits f32[..., vocab_size] of the next token from x [..., hidden]."""
+    head = weights["embed_tokens" if config.tie_word_embeddings else "lm_head"]
+    return linear(x, head).astype(jnp.float32)
 
 
 # %% names
-AXES = "key", "group"  # of the mesh: key heads, and what shares one
+AXES = "kv", "group"  # mesh axes: over KV heads, and over the query heads of one
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One array of a model: its name in the files, its shape, and how it is cut."""
+    """One array of a model: its name in the files, its shape, and its partitioning."""
 
     name: str
     shape: tuple[int, ...]
-    cut: P
+    spec: P
 
 
-def tensors(c: Config) -> dict:
-    """All arrays of a model, in the tree that `hidden` takes."""
-    rows, columns, by_key_head = P(AXES), P(None, AXES), P("key")
-    q, k, d, f = c.heads * c.head, c.key_heads * c.head, c.width, c.hidden
+def model_tensors(config: Config) -> dict:
+    """Return all arrays of a model, in the tree that `hidden_states` takes."""
+    by_row, by_column, by_kv_head = P(AXES), P(None, AXES), P("kv")
+    q, k = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+    d, f, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
     parts = {
         "input_layernorm": ("input_layernorm", (d,), P()),
-        "q_proj": ("self_attn.q_proj", (q, d), rows),
-        "k_proj": ("self_attn.k_proj", (k, d), by_key_head),
-        "v_proj": ("self_attn.v_proj", (k, d), by_key_head),
-        "o_proj": ("self_attn.o_proj", (d, q), columns),
+        "q_proj": ("self_attn.q_proj", (q, d), by_row),
+        "k_proj": ("self_attn.k_proj", (k, d), by_kv_head),
+        "v_proj": ("self_attn.v_proj", (k, d), by_kv_head),
+        "o_proj": ("self_attn.o_proj", (d, q), by_column),
         "post_attention_layernorm": ("post_attention_layernorm", (d,), P()),
-        "gate_proj": ("mlp.gate_proj", (f, d), rows),
-        "up_proj": ("mlp.up_proj", (f, d), rows),
-        "down_proj": ("mlp.down_proj", (d, f), columns),
+        "gate_proj": ("mlp.gate_proj", (f, d), by_row),
+        "up_proj": ("mlp.up_proj", (f, d), by_row),
+        "down_proj": ("mlp.down_proj", (d, f), by_column),
     }
-    if c.normed:
-        parts["q_norm"] = ("self_attn.q_norm", (c.head,), P())
-        parts["k_norm"] = ("self_attn.k_norm", (c.head,), P())
+    if config.qk_norm:
+        parts["q_norm"] = ("self_attn.q_norm", (config.head_dim,), P())
+        parts["k_norm"] = ("self_attn.k_norm", (config.head_dim,), P())
 
-    def one_layer(number: int) -> dict[str, Tensor]:
-        start = f"model.layers.{number}."
+    def layer_tensors(number: int) -> dict[str, Tensor]:
+        prefix = f"model.layers.{number}."
         return {
-            key: Tensor(f"{start}{name}.weight", shape, cut)
-            for key, (name, shape, cut) in parts.items()
+            key: Tensor(f"{prefix}{name}.weight", shape, spec)
+            for key, (name, shape, spec) in parts.items()
         }
 
     tree = {
-        "embed_tokens": Tensor("model.embed_tokens.weight", (c.vocabulary, d), rows),
-        "layers": [one_layer(number) for number in range(c.layers)],
+        "embed_tokens": Tensor("model.embed_tokens.weight", (vocab, d), by_row),
+        "layers": [layer_tensors(number) for number in range(config.num_layers)],
         "norm": Tensor("model.norm.weight", (d,), P()),
     }
-    if not c.tied:
-        tree["lm_head"] = Tensor("lm_head.weight", (c.vocabulary, d), rows)
+    if not config.tie_word_embeddings:
+        tree["lm_head"] = Tensor("lm_head.weight", (vocab, d), by_row)
     return tree
 
 
-def model_mesh(c: Config, devices: list | None = None) -> Mesh:
-    """A mesh of all devices: as many as possible by key heads, the rest in groups."""
+def model_mesh(config: Config, devices: list | None = None) -> Mesh:
+    """Return a mesh (Auto axes) whose axis kv has as many devices as divide the KV
+    heads, and whose axis group has the rest."""
     devices = devices or jax.devices()
-    by_key_head = math.gcd(len(devices), c.key_heads)
-    shape = by_key_head, len(devices) // by_key_head
+    kv = math.gcd(len(devices), config.num_kv_heads)
+    shape = kv, len(devices) // kv
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * 2, devices=devices)
 
 
 # %% file
-KINDS = {"BF16": jnp.bfloat16, "F16": np.float16, "F32": np.float32}
-Files = dict[str, np.ndarray]  # a tensor's name, and its numbers, still in the file
+DTYPES = {"BF16": jnp.bfloat16, "F16": np.float16, "F32": np.float32}
+Files = dict[str, np.ndarray]  # a tensor's name, and its values as a memory map
 
 
-def open_file(path: Path) -> Files:
-    """The tensors of one safetensors file, mapped and not yet read."""
+def open_safetensors(path: Path) -> Files:
+    """Return the tensors of one safetensors file as memory maps, which are not read
+    yet; raise ValueError if the file is damaged or has unsupported dtypes."""
     if not path.exists():
         raise ValueError(f"{path} is missing")
     size = path.stat().st_size
@@ -304,129 +314,145 @@ def open_file(path: Path) -> Files:
         if first == b"version ":
             raise ValueError(f"{path} is a pointer of Git LFS: run git lfs pull")
         if len(first) < 8 or length > size - 8:
-            raise ValueError(f"{path} is no safetensors file: it begins with {first}")
+            raise ValueError(
+                f"{path} is not a safetensors file: it starts with {first}"
+            )
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
-            asked = "dtype", "shape", "data_offsets"
-            entries = {n: [entry[a] for a in asked] for n, entry in header.items()}
+            keys = "dtype", "shape", "data_offsets"
+            entries = {
+                name: [entry[key] for key in keys] for name, entry in header.items()
+            }
             spans = [(begin, end) for _, _, (begin, end) in entries.values()]
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{path} is no safetensors file: no header") from None
+            raise ValueError(f"{path} is not a safetensors file: no header") from None
     start = 8 + length
     last = max((end for _, end in spans), default=0)
     if size != start + last:
         raise ValueError(
-            f"{path} has {size:,} bytes; its header asks for {start + last:,}"
+            f"{path} has {size:,} bytes, but its header describes {start + last:,}"
         )
     if sum(end - begin for begin, end in spans) != last:
-        raise ValueError(f"{path}: its tensors overlap, or leave gaps")
-    found = {}
-    for name, (said, shape, (begin, end)) in entries.items():
-        if said not in KINDS:
-            raise ValueError(f"{path}: {name} is of type {said}, not {[*KINDS]}")
-        kind, shape = np.dtype(KINDS[said]), tuple(shape)
-        if end - begin != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"{path}: its tensors overlap or leave gaps")
+    tensors = {}
+    for name, (dtype_name, shape, (begin, end)) in entries.items():
+        if dtype_name not in DTYPES:
+            raise ValueError(
+                f"{path}: {name} has dtype {dtype_name}; supported are {[*DTYPES]}"
+            )
+        dtype, shape = np.dtype(DTYPES[dtype_name]), tuple(shape)
+        if end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"{path}: {name} has {end - begin} bytes for {shape}")
-        found[name] = np.memmap(path, kind, "r", start + begin, shape)
-    return found
+        tensors[name] = np.memmap(path, dtype, "r", start + begin, shape)
+    return tensors
 
 
 # %% folder
-def open_folder(folder: str | Path) -> Files:
-    """The tensors of all files of a folder, each from the file that the index names."""
+def open_model(folder: str | Path) -> Files:
+    """Return the tensors of all files of a folder, each from the file that the index
+    names; raise ValueError if files and index do not agree."""
     index = Path(folder, "model.safetensors.index.json")
     if not index.exists():
-        return open_file(Path(folder, "model.safetensors"))
+        return open_safetensors(Path(folder, "model.safetensors"))
     try:
-        where = dict(json.loads(index.read_text())["weight_map"])
+        file_of = dict(json.loads(index.read_text())["weight_map"])
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{index} is no index of tensors") from None
-    files = {file: open_file(Path(folder, file)) for file in sorted({*where.values()})}
-    for name, file in where.items():
+        raise ValueError(f"{index} has no weight_map of tensors") from None
+    files = {
+        file: open_safetensors(Path(folder, file))
+        for file in sorted({*file_of.values()})
+    }
+    for name, file in file_of.items():
         if name not in files[file]:
-            raise ValueError(f"{index} says that {file} has {name}; it does not")
-    for file, found in files.items():
-        if extra := [name for name in found if where.get(name) != file]:
-            raise ValueError(f"{file} has {extra[0]}, which {index} does not say")
-    return {name: files[file][name] for name, file in where.items()}
+            raise ValueError(f"{index} lists {name} in {file}, which does not have it")
+    for file, tensors in files.items():
+        if extra := [name for name in tensors if file_of.get(name) != file]:
+            raise ValueError(
+                f"{file} has {extra[0]}, which {index} does not list there"
+            )
+    return {name: files[file][name] for name, file in file_of.items()}
 
 
 # %% check
-def same_rows(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays have the same bits, read a thousand rows at a time."""
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two arrays have the same bits, reading 1,000 rows at a time."""
     if one.shape != other.shape:
         return False
     parts = [slice(start, start + 1000) for start in range(0, one.shape[0], 1000)]
     return all(one[part].tobytes() == other[part].tobytes() for part in parts)
 
 
-def check_files(files: Files, tree: dict, c: Config) -> None:
-    """Complain of names, shapes and types that are not what a model asks for."""
+def check_tensors(files: Files, tree: dict, config: Config) -> None:
+    """Raise ValueError unless the files have the names and shapes of the tree, in one
+    dtype."""
     files = {n: x for n, x in files.items() if not n.endswith("rotary_emb.inv_freq")}
-    wanted = {tensor.name: tensor for tensor in jax.tree.leaves(tree)}
-    if c.tied and "lm_head.weight" in files:
+    expected = {tensor.name: tensor for tensor in jax.tree.leaves(tree)}
+    if config.tie_word_embeddings and "lm_head.weight" in files:
         head = files.pop("lm_head.weight")
         table = files.get("model.embed_tokens.weight")
-        if table is not None and not same_rows(head, table):
-            raise ValueError("config.json ties the two tables, and they differ")
+        if table is not None and not same_bits(head, table):
+            raise ValueError(
+                "config.json has tie_word_embeddings, but lm_head.weight differs from "
+                "model.embed_tokens.weight"
+            )
     for what, names in (
-        ("missing in the files", wanted.keys() - files),
-        ("in the files, and not of this model", files.keys() - wanted),
+        ("missing in the files", expected.keys() - files),
+        ("in the files, but not part of this model", files.keys() - expected),
     ):
         if names:
             some = ", ".join(sorted(names)[:3])
             raise ValueError(f"{what}: {some} ({len(names)} in all)")
-    for name, tensor in wanted.items():
-        if files[name].shape != tensor.shape:
-            found = files[name].shape
-            raise ValueError(f"{name} is {found} in the files, not {tensor.shape}")
-    if len(kinds := {str(files[name].dtype) for name in wanted}) > 1:
-        raise ValueError(f"the files mix types: {', '.join(sorted(kinds))}")
+    for name, tensor in expected.items():
+        if (shape := files[name].shape) != tensor.shape:
+            raise ValueError(f"{name} has shape {shape}, expected {tensor.shape}")
+    if len(dtypes := {str(files[name].dtype) for name in expected}) > 1:
+        raise ValueError(f"the files mix dtypes: {', '.join(sorted(dtypes))}")
 
 
 # %% load
-def divided(tensor: Tensor, mesh: Mesh) -> NamedSharding:
-    """A tensor cut as it says; ValueError if its sizes do not divide."""
-    sharding = NamedSharding(mesh, tensor.cut)
+def tensor_sharding(tensor: Tensor, mesh: Mesh) -> NamedSharding:
+    """Return the sharding of a tensor; raise ValueError if it is not divisible."""
+    sharding = NamedSharding(mesh, tensor.spec)
     try:
         sharding.shard_shape(tensor.shape)
     except ValueError:
-        why = f"{tensor.name} {tensor.shape} does not divide by {tensor.cut}"
-        raise ValueError(f"{why} over {dict(mesh.shape)}") from None
+        what = f"{tensor.name} {tensor.shape} is not divisible by {tensor.spec}"
+        raise ValueError(f"{what} over {dict(mesh.shape)}") from None
     return sharding
 
 
-def load(
+def load_model(
     files: Files,
-    c: Config,
+    config: Config,
     mesh: Mesh,
     dtype: object = None,
-    place: Callable[[Tensor, Mesh], NamedSharding] = divided,
+    sharding_of: Callable[[Tensor, Mesh], NamedSharding] = tensor_sharding,
 ) -> dict:
-    """The weights of a model, each device's parts read by themselves."""
-    tree = tensors(c)
-    check_files(files, tree, c)
+    """Return the sharded weights of a model, in the dtype of the files if None; of each
+    tensor, only the blocks of this process's devices are read."""
+    tree = model_tensors(config)
+    check_tensors(files, tree, config)
 
-    def one(tensor: Tensor) -> jax.Array:
-        parts = {}  # devices that hold the same part share one reading
+    def load_one(tensor: Tensor) -> jax.Array:
+        blocks = {}  # devices with the same block share one read
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def read_block(index: tuple[slice, ...]) -> np.ndarray:
             key = str(index)
-            if key not in parts:
-                parts[key] = np.array(files[tensor.name][index], dtype)
-            return parts[key]
+            if key not in blocks:
+                blocks[key] = np.array(files[tensor.name][index], dtype)
+            return blocks[key]
 
-        return jax.make_array_from_callback(tensor.shape, place(tensor, mesh), part)
+        sharding = sharding_of(tensor, mesh)
+        return jax.make_array_from_callback(tensor.shape, sharding, read_block)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(load_one, tree)
 
 
 # %% write
-def in_all(path: Path, work: Callable[[], None], here: bool = True) -> None:
-    """Let every process, or each where here is True, do what may fail in one of them.
-
-    OSError in all of them if it does, which says in which."""
+def run_on_all(path: Path, work: Callable[[], None], here: bool = True) -> None:
+    """Run `work` in every process where `here` is True; if it raises OSError in one,
+    raise OSError in all of them, with the index of that process."""
     code = 0
     try:
         if here:
@@ -436,26 +462,27 @@ def in_all(path: Path, work: Callable[[], None], here: bool = True) -> None:
     codes = np.ravel(multihost_utils.process_allgather(np.int32(code)))
     for number, code in enumerate(codes.tolist()):
         if code:
-            where = f" (in process {number})" if len(codes) > 1 else ""
-            raise OSError(code, os.strerror(code) + where, str(path))
+            process = f" (in process {number})" if len(codes) > 1 else ""
+            raise OSError(code, os.strerror(code) + process, str(path))
 
 
-def save_file(path: Path, arrays: dict[str, jax.Array], first: bool) -> None:
-    """Write one safetensors file; every process writes what its devices hold."""
-    kinds = {np.dtype(kind): name for name, kind in KINDS.items()}
+def save_safetensors(path: Path, arrays: dict[str, jax.Array], first: bool) -> None:
+    """Write one safetensors file; each process writes the shards of its devices, after
+    the process where `first` is True has created the file."""
+    dtype_names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, x in arrays.items():
         start, end = end, end + x.nbytes
-        header[name] = {"dtype": kinds[x.dtype], "shape": x.shape}
+        header[name] = {"dtype": dtype_names[x.dtype], "shape": x.shape}
         header[name]["data_offsets"] = [start, end]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
 
-    def make() -> None:
+    def create() -> None:
         with path.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.flush()
-            if hasattr(os, "posix_fallocate"):  # a full disk says so now
+            if hasattr(os, "posix_fallocate"):  # raises now if the disk is full
                 os.posix_fallocate(file.fileno(), 0, 8 + len(text) + end)
             file.truncate(8 + len(text) + end)
             os.fsync(file.fileno())
@@ -463,14 +490,14 @@ def save_file(path: Path, arrays: dict[str, jax.Array], first: bool) -> None:
     def fill() -> None:
         for name, x in arrays.items():
             start = 8 + len(text) + header[name]["data_offsets"][0]
-            room = np.memmap(path, x.dtype, "r+", start, x.shape)
+            values = np.memmap(path, x.dtype, "r+", start, x.shape)
             for shard in x.addressable_shards:
                 if shard.replica_id == 0:
-                    room[shard.index] = shard.data
-            room.flush()
+                    values[shard.index] = shard.data
+            values.flush()
 
-    in_all(path, make, first)
-    in_all(path, fill)
+    run_on_all(path, create, first)
+    run_on_all(path, fill)
 
 
 def save_folder(
@@ -480,113 +507,121 @@ def save_folder(
 ) -> None:
     """Write texts, copies of small files, and safetensors files into a new folder.
 
-    It has its name when it is whole. On OSError, in all processes, nothing is left."""
+    The folder gets its name when it is complete. Raise ValueError if it exists; on
+    OSError, raised in all processes, nothing is left of it."""
     folder = Path(folder)
     if folder.exists():
-        raise ValueError(f"{folder} exists: nothing is written over it")
-    part = folder.with_name(folder.name + ".partial")
+        raise ValueError(f"{folder} exists and would be overwritten")
+    partial = folder.with_name(folder.name + ".partial")
     first = jax.process_index() == 0
 
-    def begin() -> None:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
+    def create() -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         for name, text in texts.items():
             if isinstance(text, Path):
-                shutil.copyfile(text, part / name)
+                shutil.copyfile(text, partial / name)
             else:
-                (part / name).write_text(text)
+                (partial / name).write_text(text)
 
     try:
-        in_all(part, begin, first)
+        run_on_all(partial, create, first)
         for name, arrays in files.items():
-            save_file(part / name, arrays, first)
-        in_all(folder, lambda: os.replace(part, folder), first)
+            save_safetensors(partial / name, arrays, first)
+        run_on_all(folder, lambda: os.replace(partial, folder), first)
     except OSError:
         if first:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
 # %% save
-def save(
+def save_model(
     folder: str | Path,
     weights: dict,
-    c: Config,
-    config: Path,
-    limit: int,
-    beside: tuple[Path, ...] = (),
+    config: Config,
+    config_file: Path,
+    max_file_bytes: int,
+    extra_files: tuple[Path, ...] = (),
 ) -> None:
-    """Write a folder that `load` reads: each process writes its shards into the same
-    files, on a disk that all share. No process holds a tensor that is cut whole.
+    """Write a folder that `open_model` opens, with copies of a config.json and of small
+    extra files, on a disk that all processes share.
 
-    `config` is the config.json to keep, and `beside` are small files that go with it.
-    A file takes at most `limit` bytes, unless one tensor is larger."""
-    names = [tensor.name for tensor in jax.tree.leaves(tensors(c))]
+    Each process writes its shards into the same files and gathers nothing. A file has
+    at most `max_file_bytes` of tensors, unless one tensor is larger."""
+    names = [tensor.name for tensor in jax.tree.leaves(model_tensors(config))]
     arrays = dict(zip(names, jax.tree.leaves(weights), strict=True))
     groups, size = [[]], 0
     for name, x in arrays.items():
-        if size and size + x.nbytes > limit:
+        if size and size + x.nbytes > max_file_bytes:
             groups.append([])
             size = 0
         groups[-1].append(name)
         size += x.nbytes
-    where, files = {}, {}
+    file_of, files = {}, {}
     for number, group in enumerate(groups, start=1):
         file = f"model-{number:05}-of-{len(groups):05}.safetensors"
-        where |= dict.fromkeys(group, file)
+        file_of |= dict.fromkeys(group, file)
         files[file] = {name: arrays[name] for name in group}
     index = {"metadata": {"total_size": sum(x.nbytes for x in arrays.values())}}
-    index["weight_map"] = where
-    texts = {"config.json": Path(config)} | {path.name: path for path in beside}
+    index["weight_map"] = file_of
+    texts = {"config.json": Path(config_file)} | {
+        path.name: path for path in extra_files
+    }
     texts["model.safetensors.index.json"] = json.dumps(index, indent=2)
     save_folder(folder, texts, files)
 
 
 # %% cache
-def empty_caches(c: Config, rows: int, length: int, dtype: object) -> list[Cache]:
-    """A cache for each layer: zeros for so many rows and positions."""
-    shape = (rows, length, c.key_heads, c.head)
-    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(c.layers)]
+def init_cache(config: Config, batch: int, length: int, dtype: object) -> list[Cache]:
+    """Return a cache of zeros for each layer: [batch, length, KV heads, head_dim]."""
+    shape = batch, length, config.num_kv_heads, config.head_dim
+    layers = range(config.num_layers)
+    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in layers]
 
 
-# %% choose
-def choose(
-    scores: jax.Array, seeds: jax.Array, positions: jax.Array, heat: jax.Array
+# %% sample
+def sample(
+    logits: jax.Array, seeds: jax.Array, positions: jax.Array, temperature: jax.Array
 ) -> jax.Array:
-    """The next token of each row: the best where heat is 0, else a sample at this heat.
+    """Return the next token of each sequence, i32[b], from logits f32[b, vocab_size]:
+    the highest-scoring one where the temperature is 0, otherwise a sample.
 
-    The key follows from a row's own seed and position, so that neither the other rows
-    nor the number of devices play a part. scores f32[b, vocabulary], the rest [b]."""
+    The key depends only on a sequence's own seed and position, so neither the rest of
+    the batch nor the number of devices changes the sample. All other arguments: [b]."""
 
-    def draw(seed: jax.Array, position: jax.Array, row: jax.Array) -> jax.Array:
-        return jax.random.categorical(
-            jax.random.fold_in(jax.random.key(seed), position), row
-        )
+    def draw(seed: jax.Array, position: jax.Array, scaled: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed), position)
+        return jax.random.categorical(key, scaled)
 
-    cooled = scores / jnp.maximum(heat, 1e-6)[:, None]
-    drawn = jax.vmap(draw)(seeds, positions, cooled)
-    return jnp.where(heat > 0, drawn, scores.argmax(-1))
+    scaled = logits / jnp.maximum(temperature, 1e-6)[:, None]
+    drawn = jax.vmap(draw)(seeds, positions, scaled)
+    return jnp.where(temperature > 0, drawn, logits.argmax(-1))
 
 
 # %% step
-def step(
+def serve_step(
     weights: dict,
     tokens: jax.Array,
     start: jax.Array,
     count: jax.Array,
     seeds: jax.Array,
-    heat: jax.Array,
+    temperature: jax.Array,
     caches: list[Cache],
-    c: Config,
-    attend: Callable = attend,
+    config: Config,
+    attention_fn: Callable = cached_attention,
 ) -> tuple[jax.Array, list[Cache]]:
-    """Each row reads its first count [b] of tokens [b, t], at positions from start [b],
-    and says the token that follows the last of them; a row of count 0 reads nothing."""
+    """Process the first count [b] of tokens [b, t], at positions from start [b]; return
+    the token that follows the last of them, i32[b], and the caches. A sequence with
+    count 0 changes nothing, and its token is meaningless."""
     length = caches[0][0].shape[1]
     offsets = jnp.arange(tokens.shape[1])
-    read = offsets < count[:, None]
-    positions = jnp.where(read, start[:, None] + offsets, length)  # these are dropped
-    x, caches = hidden(weights, tokens, positions, c, caches, attend)
+    valid = offsets < count[:, None]
+    positions = jnp.where(
+        valid, start[:, None] + offsets, length
+    )  # length: not written
+    x, caches = hidden_states(weights, tokens, positions, config, caches, attention_fn)
     last = jnp.maximum(count - 1, 0)[:, None, None]
     x = jnp.take_along_axis(x, last, axis=1)[:, 0]
-    return choose(logits(weights, x, c), seeds, start + count, heat), caches
+    logits = compute_logits(weights, x, config)
+    return sample(logits, seeds, start + count, temperature), caches

@@ -146,7 +146,7 @@ def read_row(said: Any, model: generate.Model, stop: list[int], most: float) -> 
     if "answer" not in said:
         raise ValueError('it has no "answer"')
     is_text, read = "prompt" in said, generate.read_tokens
-    how = (model.tokenizer, model.c.vocabulary, is_text)
+    how = (model.tokenizer, model.config.vocab_size, is_text)
     if not is_text and not isinstance(said["answer"], list):
         raise ValueError("its answer is no list of tokens, and its prompt is one")
     prompt = read("prompt", said["prompt" if is_text else "tokens"], *how)
@@ -258,18 +258,18 @@ def sum_losses(
         x, w = jax.lax.optimization_barrier(
             (x, w)
         )  # gather no weight before x is there
-        return decoder.layer(x, gather(w), c, positions, None)[0]
+        return decoder.decoder_layer(x, gather(w), c, positions, None)[0]
 
     tables = gather({name: w for name, w in weights.items() if name != "layers"})
     x = tables["embed_tokens"][batch.tokens]
     for w in weights["layers"]:
         x = layer(x, w)
-    x = decoder.norm(x, tables["norm"], c.eps)
+    x = decoder.rms_norm(x, tables["norm"], c.rms_norm_eps)
 
     @jax.checkpoint
     def losses(piece: tuple[jax.Array, jax.Array]) -> jax.Array:
         x, targets = piece
-        scores, known = decoder.logits(tables, x, c), jnp.maximum(targets, 0)
+        scores, known = decoder.compute_logits(tables, x, c), jnp.maximum(targets, 0)
         loss = optax.softmax_cross_entropy_with_integer_labels(scores, known)
         return jnp.where(targets < 0, 0, loss).sum()
 
@@ -315,10 +315,10 @@ def read_job(options: argparse.Namespace) -> Job:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(options.out.parent, os.W_OK):
         raise ValueError(f"{options.out.parent} cannot be written to")
-    lora, trained = None, decoder.tensors(model.c)
+    lora, trained = None, decoder.model_tensors(model.config)
     if not options.full:
         lora = adapters.LoraConfig(options.rank, options.alpha)
-        trained = adapters.adapter_tensors(model.c, lora)
+        trained = adapters.adapter_tensors(model.config, lora)
     return Job(model, rows, held_out, longest, options.steps or steps, lora, trained)
 
 
@@ -343,17 +343,21 @@ def check_memory(
         shapes = [place(x, mesh).shard_shape(x.shape) for x in jax.tree.leaves(tree)]
         return sum(map(math.prod, shapes))
 
-    c, t, wide = job.model.c, bucket(job.longest, job.longest), dtype.itemsize
-    tree, rows = decoder.tensors(c), options.batch // mesh.size
+    c, t, wide = job.model.config, bucket(job.longest, job.longest), dtype.itemsize
+    tree, rows = decoder.model_tensors(c), options.batch // mesh.size
     used = held(tree | {"layers": tree["layers"][0]}, whole)
-    layer = 4 * c.width + 2 * (c.heads + c.key_heads) * c.head + 3 * c.hidden
+    layer = (
+        4 * c.hidden_size
+        + 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
+        + 3 * c.intermediate_size
+    )
     parts = {
         "weights": held(tree, spread) * wide if job.lora else 0,
         "state": 16 * held(job.trained, whole if job.lora else spread),
         "gathered": used * (wide if job.lora else wide + 4) * (mesh.size > 1),
-        "inputs of layers": rows * t * c.layers * c.width * wide,
-        "a layer": 2 * rows * t * (layer * wide + 2 * c.heads * t * 4),
-        "logits": rows * math.gcd(t, PIECE) * c.vocabulary * 8,
+        "inputs of layers": rows * t * c.num_layers * c.hidden_size * wide,
+        "a layer": 2 * rows * t * (layer * wide + 2 * c.num_heads * t * 4),
+        "logits": rows * math.gcd(t, PIECE) * c.vocab_size * 8,
     }
     del parts[min("a layer", "logits", key=parts.get)]  # these are not there together
     less = "a smaller --batch, a shorter --length or more devices"
@@ -410,7 +414,7 @@ class Run:
         def score(params: Any, base: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
             if job.lora:
                 params = adapters.with_adapters(base, params, job.lora.scale)
-            return sum_losses(params, batch, job.model.c, bring)
+            return sum_losses(params, batch, job.model.config, bring)
 
         def step(state: State, base: dict, batch: Batch) -> tuple[State, jax.Array]:
             def mean_loss(params: Any) -> jax.Array:
@@ -429,7 +433,7 @@ class Run:
     def load(self, dtype: object) -> dict:
         """The model's weights, spread over the devices."""
         model = self.job.model
-        return decoder.load(model.files, model.c, self.mesh, dtype, spread)
+        return decoder.load_model(model.files, model.config, self.mesh, dtype, spread)
 
     def like(self) -> State:
         """Shapes, types and places of a state."""
@@ -447,7 +451,7 @@ class Run:
     def begin(self) -> State:
         """The state before the first step."""
         if self.job.lora:
-            key, c = jax.random.key(self.options.seed), self.job.model.c
+            key, c = jax.random.key(self.options.seed), self.job.model.config
             params = adapters.init_adapters(key, c, self.job.lora, self.mesh, whole)
         else:
             params = self.load(np.float32)
@@ -519,7 +523,7 @@ def train(run: Run, settings: dict) -> Any:
 def save_result(options: argparse.Namespace, job: Job, params: Any) -> None:
     """Write what was trained into --out. Where that fails, nothing is left of it, and
     all processes end together."""
-    what, c = f"the save of {options.out}", job.model.c
+    what, c = f"the save of {options.out}", job.model.config
     limit(what, options.save_limit)
     try:
         if job.lora:
@@ -534,7 +538,7 @@ def save_result(options: argparse.Namespace, job: Job, params: Any) -> None:
                 leave(STAY_DOWN, f"as {kind} not all weights are finite: not written")
             beside = {path for name in BESIDE for path in options.model.glob(name)}
             config = options.model / "config.json"
-            decoder.save(options.out, params, c, config, 5 * 10**9, tuple(beside))
+            decoder.save_model(options.out, params, c, config, 5 * 10**9, tuple(beside))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
         leave(

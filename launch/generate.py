@@ -245,7 +245,7 @@ def read_requests(
     for index, (where, line) in enumerate(lines):
         asked = read_json(where, line)
         try:
-            request = read_request(asked, index, options, tokenizer, c.vocabulary)
+            request = read_request(asked, index, options, tokenizer, c.vocab_size)
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         if request.name in names:
@@ -271,7 +271,7 @@ def limits(folder: Path) -> tuple[float, set[int]]:
 class Model(NamedTuple):
     """A folder, of which no weight is read yet."""
 
-    c: decoder.Config
+    config: decoder.Config
     positions: float  # how many it was made for
     stops: set[int]  # tokens that end an answer
     tokenizer: Any  # or a str that says why there is none
@@ -286,8 +286,8 @@ def read_model(folder: Path) -> Model:
         c = decoder.read_config(folder)
         positions, stops = limits(folder)
         tokenizer = read_tokenizer(folder)
-        files = decoder.open_folder(folder)
-        decoder.check_files(files, decoder.tensors(c), c)
+        files = decoder.open_model(folder)
+        decoder.check_tensors(files, decoder.model_tensors(c), c)
     except json.JSONDecodeError as error:
         raise ValueError(f"a file of {folder} is not JSON: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
@@ -322,10 +322,10 @@ class Rows(NamedTuple):
 def pick(
     scores: jax.Array, seeds: jax.Array, positions: jax.Array, heat: jax.Array
 ) -> jax.Array:
-    """decoder.choose, which draws nothing while no row asks for it."""
+    """decoder.sample, which draws nothing while no row asks for it."""
     return jax.lax.cond(
         (heat > 0).any(),
-        decoder.choose,
+        decoder.sample,
         lambda scores, *_: scores.argmax(-1),
         *(scores, seeds, positions, heat),
     )
@@ -342,17 +342,21 @@ def prefill(
         offsets < rows.count[:, None], positions, length
     )  # or nowhere
 
-    def attend(q, k, v, cache, positions):  # as decoder.attend, over each row's slot
+    def attend(
+        q, k, v, cache, positions
+    ):  # as decoder.cached_attention, over each row's slot
         at = rows.slots[:, None], positions
         keys = cache[0].at[at].set(k, mode="drop")
         values = cache[1].at[at].set(v, mode="drop")
         visible = jnp.arange(length) <= positions[:, :, None]
-        y = decoder.look_back(q, keys[rows.slots], values[rows.slots], visible)
+        y = decoder.attention(q, keys[rows.slots], values[rows.slots], visible)
         return y, (keys, values)
 
-    x, caches = decoder.hidden(weights, rows.tokens, positions, c, caches, attend)
+    x, caches = decoder.hidden_states(
+        weights, rows.tokens, positions, c, caches, attend
+    )
     x = x[jnp.arange(len(x)), jnp.maximum(rows.count - 1, 0)]
-    scores, after = decoder.logits(weights, x, c), rows.start + rows.count
+    scores, after = decoder.compute_logits(weights, x, c), rows.start + rows.count
     new = pick(scores, rows.seeds, after, rows.heat), after, rows.seeds, rows.heat
     pairs = zip(slots, new, strict=True)
     return caches, Slots(*(old.at[rows.ends].set(x, mode="drop") for old, x in pairs))
@@ -361,8 +365,8 @@ def prefill(
 def attend_by_sums(
     q: jax.Array, k: jax.Array, v: jax.Array, cache: decoder.Cache, positions: jax.Array
 ) -> tuple[jax.Array, decoder.Cache]:
-    """decoder.attend for one token a row, in float32 and without a matrix product: for
-    one, the CPU's compiler copies both caches into other orders of their axes."""
+    """Like decoder.cached_attention for one token each, in float32 and without a matrix
+    product, for which XLA's CPU compiler would copy and transpose both caches."""
     at = jnp.arange(len(q))[:, None], positions
     cache = tuple(old.at[at].set(new, mode="drop") for old, new in zip(cache, (k, v)))
     query, keys, values = (x.astype(jnp.float32) for x in (q, *cache))
@@ -380,8 +384,10 @@ def decode(
     """Each slot reads its newest token and says the next. One that is free does so
     too, for nobody: what it writes, its next prompt writes over before it looks."""
     at = slots.positions[:, None]
-    x, caches = decoder.hidden(weights, slots.said[:, None], at, c, caches, attend)
-    scores, after = decoder.logits(weights, x[:, 0], c), slots.positions + 1
+    x, caches = decoder.hidden_states(
+        weights, slots.said[:, None], at, c, caches, attend
+    )
+    scores, after = decoder.compute_logits(weights, x[:, 0], c), slots.positions + 1
     said = pick(scores, slots.seeds, after, slots.heat)
     return caches, slots._replace(said=said, positions=after)
 
@@ -421,8 +427,8 @@ class Engine:
         self, weights: dict, c: decoder.Config, mesh: Mesh, shape: Shape
     ) -> None:
         whole = NamedSharding(mesh, P())
-        cuts = NamedSharding(mesh, P(None, "group", "key"))
-        make = partial(decoder.empty_caches, c, shape.slots, shape.length, shape.dtype)
+        cuts = NamedSharding(mesh, P(None, "group", "kv"))
+        make = partial(decoder.init_cache, c, shape.slots, shape.length, shape.dtype)
         integers = np.zeros((4, shape.slots), np.int32)
         self.weights, self.shape = weights, shape
         on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -441,7 +447,7 @@ class Engine:
             )
             return jitted.lower(weights, self.caches, self.slots, *rows).compile()
 
-        attend = attend_by_sums if on_cpu else decoder.attend
+        attend = attend_by_sums if on_cpu else decoder.cached_attention
         self.prefill = compile_it(partial(prefill, c=c), shape.rows_of([]))
         self.decode = compile_it(partial(decode, c=c, attend=attend))
 
@@ -530,10 +536,10 @@ def agree(*what: object) -> None:
         raise ValueError("all processes need the same model, options and prompts")
 
 
-def fitted(tensor: decoder.Tensor, mesh: Mesh) -> NamedSharding:
+def fitting_sharding(tensor: decoder.Tensor, mesh: Mesh) -> NamedSharding:
     """A tensor cut as decoder says if that divides, and otherwise whole everywhere."""
     try:
-        return decoder.divided(tensor, mesh)
+        return decoder.tensor_sharding(tensor, mesh)
     except ValueError:
         return NamedSharding(mesh, P())
 
@@ -592,13 +598,13 @@ def check_room(parts: dict[str, int], mesh: Mesh, less: str) -> None:
 def check_memory(c: decoder.Config, mesh: Mesh, shape: Shape) -> None:
     """ValueError if weights, cache and logits would not fit on a device of this
     process; of what is computed in between it knows nothing."""
-    wide, tree = shape.dtype.itemsize, jax.tree.leaves(decoder.tensors(c))
-    cuts = [fitted(tensor, mesh).shard_shape(tensor.shape) for tensor in tree]
-    cache = 2 * c.layers * shape.slots * shape.length * c.key_heads * c.head
+    wide, tree = shape.dtype.itemsize, jax.tree.leaves(decoder.model_tensors(c))
+    cuts = [fitting_sharding(tensor, mesh).shard_shape(tensor.shape) for tensor in tree]
+    cache = 2 * c.num_layers * shape.slots * shape.length * c.num_kv_heads * c.head_dim
     parts = {
         "weights": sum(map(math.prod, cuts)) * wide,
         "cache": cache * wide // mesh.size,
-        "logits": max(shape.slots, shape.rows) * c.vocabulary * 4,
+        "logits": max(shape.slots, shape.rows) * c.vocab_size * 4,
     }
     check_room(parts, mesh, "fewer --slots, a shorter --length or more devices")
 
@@ -647,12 +653,14 @@ def prepare(
     if jax.process_count() > 1:
         agree(requests, shape, sorted(stops), lora)
     if lora:
-        added, _ = adapters.load_adapters(options.adapters, c, mesh, fitted)
+        added, _ = adapters.load_adapters(options.adapters, c, mesh, fitting_sharding)
 
     told = f"{len(requests)} prompts, {shape.slots} at a time, {dtype}"
     say(f"{told}, on {mesh.size} {devices[0].device_kind} devices")
     begun = time.monotonic()
-    weights = jax.block_until_ready(decoder.load(files, c, mesh, dtype, fitted))
+    weights = jax.block_until_ready(
+        decoder.load_model(files, c, mesh, dtype, fitting_sharding)
+    )
     if lora:
         weights = adapters.with_adapters(weights, added, lora.scale)
     loaded = time.monotonic()

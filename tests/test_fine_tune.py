@@ -117,8 +117,8 @@ def plain_run(place: Path, full: bool, rate: float) -> tuple[dict, object]:
     def mean_loss(params, batch):
         w = params if full else merged(weights, params, 2.0)
         positions = jnp.broadcast_to(jnp.arange(T), batch.tokens.shape)
-        x, _ = decoder.hidden(w, batch.tokens, positions, c)
-        logprobs = jax.nn.log_softmax(decoder.logits(w, x, c))
+        x, _ = decoder.hidden_states(w, batch.tokens, positions, c)
+        logprobs = jax.nn.log_softmax(decoder.compute_logits(w, x, c))
         mask = batch.targets >= 0
         picked = jnp.take_along_axis(logprobs, batch.targets[..., None], axis=2)
         return -(picked[..., 0] * mask).sum() / mask.sum()
@@ -202,7 +202,7 @@ def test_all_weights_can_be_trained(place):
     found, c = plain_weights(place / "full")
     assert c == decoder.read_config(place / "model")
     close(found, params, rtol=2**-7, atol=1e-3)
-    files = decoder.open_folder(place / "full")
+    files = decoder.open_model(place / "full")
     assert {x.dtype.name for x in files.values()} == {"bfloat16"}
     saved = {path.name for path in (place / "full").iterdir()}
     assert saved >= {"tokenizer.json", "generation_config.json", "config.json"}

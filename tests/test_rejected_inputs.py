@@ -27,7 +27,7 @@ def place(tmp_path_factory):
     """Return a folder with a model, adapters, requests, and rows to train on."""
     with model_in(tmp_path_factory.mktemp("rejected")) as place:
         write_rows(place / "data.jsonl", [{"prompt": "the sea", "answer": "is"}])
-        c = generate.read_model(place / "model").c
+        c = generate.read_model(place / "model").config
         mesh = decoder.model_mesh(c, jax.devices()[:1])
         lora = adapters.LoraConfig(4, 8.0)
         params = adapters.init_adapters(jax.random.key(0), c, lora, mesh)
@@ -47,7 +47,7 @@ def rejection(place, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     monkeypatch.setattr(lifecycle, "hear_no_more", lambda: None)
     monkeypatch.setattr(lifecycle, "agree", fail)
-    monkeypatch.setattr(decoder, "load", fail)
+    monkeypatch.setattr(decoder, "load_model", fail)
     monkeypatch.chdir(shutil.copytree(place, tmp_path / "copy"))
 
     def run(program, args: str, file: str = "", damage: Callable = None) -> str:

@@ -143,7 +143,7 @@ def plain_weights(folder: Path) -> tuple[dict, decoder.Config]:
     """Load a model in float32 on one device."""
     c = decoder.read_config(folder)
     mesh = decoder.model_mesh(c, jax.devices()[:1])
-    return decoder.load(decoder.open_folder(folder), c, mesh, np.float32), c
+    return decoder.load_model(decoder.open_model(folder), c, mesh, np.float32), c
 
 
 def plain_answers(weights: dict, c: decoder.Config, requests: list) -> dict:
@@ -151,9 +151,9 @@ def plain_answers(weights: dict, c: decoder.Config, requests: list) -> dict:
 
     @jax.jit
     def next_token(weights, tokens, size, seed, temperature):
-        x, _ = decoder.hidden(weights, tokens[None], jnp.arange(LENGTH)[None], c)
-        logits = decoder.logits(weights, x[0, size - 1], c)[None]
-        return decoder.choose(logits, seed[None], size[None], temperature[None])[0]
+        x, _ = decoder.hidden_states(weights, tokens[None], jnp.arange(LENGTH)[None], c)
+        logits = decoder.compute_logits(weights, x[0, size - 1], c)[None]
+        return decoder.sample(logits, seed[None], size[None], temperature[None])[0]
 
     found = {}
     for request in requests:
