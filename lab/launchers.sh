@@ -64,8 +64,8 @@ begin() { # NAME [RUN]: begin a run in a copy of launch/, perhaps from step 20 o
 }
 
 slowly() { # make each step of the run longer, so that signals arrive before the last
-  printf '%s\n' 'set_limit = limit' \
-    'limit = lambda *args: set_limit(*args) or time.sleep(0.05)' >>lifecycle.py
+  printf '%s\n' 'original = set_deadline' \
+    'set_deadline = lambda *args: original(*args) or time.sleep(0.05)' >>lifecycle.py
 }
 
 end() { # print the end of the run, which lab/launchers.py reads

@@ -14,12 +14,12 @@ from the newest checkpoint; lifecycle.py says what its other statuses mean.
 import faulthandler
 import signal
 
-heard = []  # signals, by their numbers: from now on these three end nothing
+received = []  # signals: from here on they are noted and end nothing
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: heard.append(number))
-    faulthandler.dump_traceback_later(600, exit=True)  # should an import hang
+        signal.signal(number, lambda number, frame: received.append(number))
+    faulthandler.dump_traceback_later(600, exit=True)  # in case an import hangs
 
 import argparse
 import functools
@@ -44,7 +44,15 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from lifecycle import REFUSED, SAVED, STAY_DOWN, leave, limit, say, tell
+from lifecycle import (
+    BAD_INPUT,
+    NO_RESTART,
+    SAVED,
+    exit_all,
+    log,
+    log_step,
+    set_deadline,
+)
 
 SETTINGS = ("full", "rank", "alpha", "rate", "clip", "steps", "batch", "seed")
 TOGETHER = ("out", "save_every", "log_every")  # equal in all processes of a start, too
@@ -387,8 +395,8 @@ def choose_devices(options: argparse.Namespace, job: Job) -> tuple[Mesh, np.dtyp
     if refused.any():
         if jax.process_index() == refused.argmax():
             print(why, file=sys.stderr, flush=True)
-        lifecycle.hear_no_more()
-        sys.exit(REFUSED)
+        lifecycle.ignore_signals()
+        sys.exit(BAD_INPUT)
     return mesh, dtype
 
 
@@ -479,44 +487,46 @@ class Run:
 def train(run: Run, settings: dict) -> Any:
     """The params after all steps, from the newest checkpoint that is whole, if there is
     one; told to stop, it saves and ends the program."""
-    options, job, tell_losses = run.options, run.job, lifecycle.tell_losses
+    options, job, log_losses = run.options, run.job, lifecycle.log_losses
     on_cpu = run.mesh.devices.flat[0].platform == "cpu"
     must_wait = on_cpu and jax.__version_info__ < (0, 12)  # emulated, and old
     limits = options.folder, settings, options.save_limit
     with lifecycle.Checkpoints(*limits) as checkpoints:
         begun, state = checkpoints.restore(run.like())
         if begun:
-            tell(begun, "restored")
+            log_step(begun, "restored")
         else:
             state = run.begin()
         if job.held_out:
-            tell(begun, run.evaluate(state))
+            log_step(begun, run.evaluate(state))
         if jax.process_count() == 1:
-            lifecycle.stop_before_training(heard)
+            lifecycle.exit_if_stopped(received)
         done, stopping = begun, False
         late = []  # steps with their losses, to be looked at later
         while done < job.steps and not stopping:
-            limit("the next step", options.step_limit)
+            set_deadline("the next step", options.step_limit)
             rows = rows_of_step(job.rows, options.seed, done, options.batch)
             state, loss = run.step(state, run.base, run.put(rows))
             if must_wait:
                 loss.block_until_ready()
             done += 1
             # Looked at once a step: no stop without a save.
-            told = lifecycle.told_to_stop(heard, done - begun)
-            stopping = told and done < job.steps
+            stop = lifecycle.should_stop(received, done - begun)
+            stopping = stop and done < job.steps
             if done % options.log_every == 0:
-                tell_losses(late, options.log_every)  # the interval is queued behind
+                log_losses(late, options.log_every)  # the interval is queued behind
             late.append((done, loss))
-            checkpoints.look()
+            checkpoints.check_save()
             if done % options.save_every == 0 or done == job.steps or stopping:
-                tell_losses(late, options.log_every)
+                log_losses(late, options.log_every)
                 checkpoints.save(done, state)
                 if job.held_out and not stopping:
-                    tell(done, run.evaluate(state))
-        limit("the next step", math.inf)  # there is none, and a save has its own limit
+                    log_step(done, run.evaluate(state))
+        set_deadline(
+            "the next step", math.inf
+        )  # there is none, and a save has its own limit
     if stopping:
-        leave(SAVED, f"stopped: the same command goes on after step {done}")
+        exit_all(SAVED, f"stopped: the same command goes on after step {done}")
     return state.params
 
 
@@ -524,7 +534,7 @@ def save_result(options: argparse.Namespace, job: Job, params: Any) -> None:
     """Write what was trained into --out. Where that fails, nothing is left of it, and
     all processes end together."""
     what, c = f"the save of {options.out}", job.model.config
-    limit(what, options.save_limit)
+    set_deadline(what, options.save_limit)
     try:
         if job.lora:
             base = str(options.model)
@@ -535,25 +545,27 @@ def save_result(options: argparse.Namespace, job: Job, params: Any) -> None:
             narrow = partial(jax.tree.map, lambda x: x.astype(kind))
             params = jax.jit(narrow, out_shardings=cuts)(params)
             if not lifecycle.checksums(params)[1]:
-                leave(STAY_DOWN, f"as {kind} not all weights are finite: not written")
+                exit_all(
+                    NO_RESTART, f"as {kind} not all weights are finite: not written"
+                )
             beside = {path for name in BESIDE for path in options.model.glob(name)}
             config = options.model / "config.json"
             decoder.save_model(options.out, params, c, config, 5 * 10**9, tuple(beside))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
-        leave(
-            STAY_DOWN,
+        exit_all(
+            NO_RESTART,
             f"{options.out} is not written: {why}; what was trained is in "
             f"{options.folder}, and the same command writes it once it can",
         )
-    limit(what, math.inf)
-    say(f"{options.out} is written")
+    set_deadline(what, math.inf)
+    log(f"{options.out} is written")
 
 
 def main(options: argparse.Namespace) -> None:
     """Fine-tune, and write the result."""
-    limit("the next step", options.step_limit)
-    lifecycle.stop_before_training(heard)
+    set_deadline("the next step", options.step_limit)
+    lifecycle.exit_if_stopped(received)
     try:
         job = read_job(options)
     except (OSError, ValueError) as error:
@@ -561,26 +573,26 @@ def main(options: argparse.Namespace) -> None:
         if isinstance(error, OSError):
             why = f"{error.filename}: {error.strerror}"
         print(" ".join(why.split()), file=sys.stderr)
-        sys.exit(REFUSED)
+        sys.exit(BAD_INPUT)
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.emulate)
-    lifecycle.meet(options)
+    lifecycle.connect(options)
     mesh, dtype = choose_devices(options, job)
     if dtype == np.float32:  # a TPU's products would be rounded
         jax.config.update("jax_default_matmul_precision", "highest")
     settings = settings_of(options, job, dtype)
     together = {name: str(getattr(options, name)) for name in TOGETHER}
-    lifecycle.agree(settings | together | {"eval": job.held_out}, options)
+    lifecycle.claim_run(settings | together | {"eval": job.held_out}, options)
 
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(job.trained))
     answers = sum(len(row.tokens) - row.start for row in job.rows)
-    say(f"{len(job.rows)} rows with {answers} tokens of answers, {job.steps} steps")
+    log(f"{len(job.rows)} rows with {answers} tokens of answers, {job.steps} steps")
     kind = mesh.devices.flat[0].device_kind
-    say(f"{numbers:,} numbers to train, in {dtype} on {mesh.size} {kind} devices")
+    log(f"{numbers:,} numbers to train, in {dtype} on {mesh.size} {kind} devices")
     save_result(options, job, train(Run(options, job, mesh, dtype), settings))
-    lifecycle.forget_starts()
+    lifecycle.reset_starts()
 
 
 if __name__ == "__main__":
-    lifecycle.run(main, read_options(), heard)
+    lifecycle.run(main, read_options(), received)

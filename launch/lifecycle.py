@@ -38,48 +38,49 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-REFUSED, SAVED, UNSAVED, STAY_DOWN = 2, 75, 76, 78
-MEETING = "the meeting of the processes"
+BAD_INPUT, SAVED, UNSAVED, NO_RESTART = 2, 75, 76, 78
+CONNECTING = "connecting to the other processes"
 
 # ------------------------------------------------------------------ lines and the end
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Print a line, from one process only."""
     if jax.process_index() == 0:
         print(text, flush=True)
 
 
-def tell(done: int, text: str) -> None:
+def log_step(done: int, text: str) -> None:
     """Print a line about a step, or about the state after it."""
-    say(f"step {done:5}  {text}")
+    log(f"step {done:5}  {text}")
 
 
-def leave(status: int, text: str) -> NoReturn:
+def exit_all(status: int, text: str) -> NoReturn:
     """End the run: all processes call this together, and one says why."""
     if jax.process_index() == 0:
-        if status == STAY_DOWN and claimed:
+        if status == NO_RESTART and claimed:
             write_starts(*claimed)  # it is no start in vain: nobody repeats it
-        file = sys.stderr if status in (REFUSED, STAY_DOWN) else sys.stdout
+        file = sys.stderr if status in (BAD_INPUT, NO_RESTART) else sys.stdout
         print(text, file=file, flush=True)
-    hear_no_more()
+    ignore_signals()
     sys.exit(status)
 
 
-def tell_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
+def log_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
     """Look at losses f32[] that were put aside with their steps, print some, and drop
     them; one that is not finite ends the run."""
     for done, loss in jax.device_get(losses):
         if not np.isfinite(loss):
-            leave(
-                STAY_DOWN, f"the loss of step {done} is {loss}: not saved from there on"
+            exit_all(
+                NO_RESTART,
+                f"the loss of step {done} is {loss}: not saved from there on",
             )
         if done % every == 0:
-            tell(done, f"loss {loss:.6f}")
+            log_step(done, f"loss {loss:.6f}")
     losses.clear()
 
 
-def hear_no_more() -> None:
+def ignore_signals() -> None:
     """Ignore signals from now on: at the very end one would change the status."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -87,48 +88,52 @@ def hear_no_more() -> None:
 
 # ------------------------------------------------------------------------------ limits
 
-ends = {}  # of what is under way: when it has to be over, and whether it still is
+deadlines = {}  # of what is under way: when it has to be over, and whether it still is
 
 
-def limit(what: str, seconds: float, is_under_way: Callable = lambda: True) -> None:
+def set_deadline(
+    what: str, seconds: float, is_under_way: Callable = lambda: True
+) -> None:
     """End this process unless `what` is over, or set anew, in so many seconds."""
-    ends[what] = (time.monotonic() + seconds, is_under_way)
+    deadlines[what] = (time.monotonic() + seconds, is_under_way)
 
 
-def watch(heard: list[int], signals: int) -> None:
+def watch_deadlines(received: list[int], signals: int) -> None:
     """Look after the limits, for ever; and after signals, while processes meet."""
     while True:
         before = time.monotonic()
         time.sleep(0.5)
         late = time.monotonic() - before - 0.5
-        for what, (end, is_under_way) in list(ends.items()):
+        for what, (end, is_under_way) in list(deadlines.items()):
             if late > 5:  # the machine slept, or this process was suspended
-                ends[what] = (end + late, is_under_way)
+                deadlines[what] = (end + late, is_under_way)
             elif time.monotonic() > end and is_under_way():
                 try:
                     print(f"{what} has not ended in time", file=sys.stderr, flush=True)
                     faulthandler.dump_traceback(all_threads=True)
                 finally:  # also where nothing can be printed
                     os._exit(1)
-        told = heard or select.select([signals], [], [], 0)[0]
-        if told and MEETING in ends:
+        told = received or select.select([signals], [], [], 0)[0]
+        if told and CONNECTING in deadlines:
             try:
                 print("stopped: nothing new is saved", flush=True)
             finally:
                 os._exit(UNSAVED)
 
 
-def run(main: Callable, options: argparse.Namespace, heard: list[int]) -> None:
+def run(main: Callable, options: argparse.Namespace, received: list[int]) -> None:
     """Run the program to its end; of several processes, one that fails ends at once."""
     faulthandler.cancel_dump_traceback_later()  # of the imports
     # Python calls a handler between two of its lines, and those who wait have none.
     signals, written = os.pipe()
     os.set_blocking(written, False)
     signal.set_wakeup_fd(written)
-    threading.Thread(target=watch, args=(heard, signals), daemon=True).start()
+    threading.Thread(
+        target=watch_deadlines, args=(received, signals), daemon=True
+    ).start()
     try:
         main(options)
-        hear_no_more()
+        ignore_signals()
     except Exception:
         if jax.process_count() == 1:
             raise
@@ -141,17 +146,17 @@ def run(main: Callable, options: argparse.Namespace, heard: list[int]) -> None:
 # --------------------------------------------------------------------------- processes
 
 
-def meet(options: argparse.Namespace) -> None:
+def connect(options: argparse.Namespace) -> None:
     """Meet the other processes, if there are any, where the launcher or you say."""
     by_hand = (options.coordinator, options.processes, options.process)
     if not options.distributed and by_hand == (None, None, None):
-        refuse_to_be_one_of_many()
+        check_single_process()
         return
     if None not in by_hand:
         who = f"process {options.process} of {options.processes}"
         where = f"at {options.coordinator}, 300 seconds at most"
         print(f"{who} waits for the others {where}", flush=True)
-    limit(MEETING, 600)  # JAX gives up after 300 seconds
+    set_deadline(CONNECTING, 600)  # JAX gives up after 300 seconds
     try:
         jax.distributed.initialize(
             *by_hand,
@@ -164,40 +169,42 @@ def meet(options: argparse.Namespace) -> None:
             "all this; otherwise give --coordinator, --processes, --process",
             file=sys.stderr,
         )
-        sys.exit(STAY_DOWN)
-    ends.pop(MEETING)
+        sys.exit(NO_RESTART)
+    deadlines.pop(CONNECTING)
 
 
-def refuse_to_be_one_of_many() -> None:
+def check_single_process() -> None:
     """End a process that a launcher has started beside others."""
     for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"):
         if int(os.environ.get(name, 1)) > 1:
-            leave(
-                STAY_DOWN,
+            exit_all(
+                NO_RESTART,
                 f"{name} is {os.environ[name]}: without --distributed (or, under "
                 "torchrun, --coordinator, --processes and --process) each of these "
                 "processes would train alone, and all save into one folder",
             )
 
 
-def anywhere(flag: bool) -> bool:
+def any_process(flag: bool) -> bool:
     """Whether it is so in any process: all ask together."""
     return bool(np.any(multihost_utils.process_allgather(np.bool_(flag))))
 
 
-def agree(settings: dict, options: argparse.Namespace) -> None:
+def claim_run(settings: dict, options: argparse.Namespace) -> None:
     """End the run unless the folder is free, and all processes have the same settings,
     as many devices as each other, and that folder."""
     counts = Counter(device.process_index for device in jax.devices())
     if len(set(counts.values())) > 1:
         numbers = [*counts.values()]
-        leave(STAY_DOWN, f"processes need equal numbers of devices, and have {numbers}")
+        exit_all(
+            NO_RESTART, f"processes need equal numbers of devices, and have {numbers}"
+        )
     folder = options.folder
     why_not = ""
     if jax.process_index() == 0:
-        why_not = claim(folder, options.wait, options.tries)
-    if anywhere(why_not != ""):
-        leave(STAY_DOWN, why_not)
+        why_not = claim_folder(folder, options.wait, options.tries)
+    if any_process(why_not != ""):
+        exit_all(NO_RESTART, why_not)
     if jax.process_count() == 1:
         return
     number = multihost_utils.broadcast_one_to_all(np.int32(time.time() % 2**31))
@@ -209,26 +216,26 @@ def agree(settings: dict, options: argparse.Namespace) -> None:
     all_of_them = multihost_utils.process_allgather(own)  # i32[processes, 2]
     token.unlink(missing_ok=True)
     if (all_of_them[:, 0] != all_of_them[0, 0]).any():
-        leave(STAY_DOWN, f"all processes need the same {', '.join(settings)}")
+        exit_all(NO_RESTART, f"all processes need the same {', '.join(settings)}")
     if not all_of_them[:, 1].all():
-        leave(STAY_DOWN, "--folder has to be on a disk that all processes share")
+        exit_all(NO_RESTART, "--folder has to be on a disk that all processes share")
 
 
-def stop_before_training(heard: list[int]) -> None:
+def exit_if_stopped(received: list[int]) -> None:
     """End a process that has been told to stop before it has met others, if any."""
-    if heard:
+    if received:
         print("stopped: nothing new is saved", flush=True)
         sys.exit(UNSAVED)
 
 
-def told_to_stop(heard: list[int], count: int) -> bool:
+def should_stop(received: list[int], count: int) -> bool:
     """Whether to stop after this step, the count-th of this start: on this, all
     processes agree. (JAX counts from 1 too: it would miss a signal that comes before
     the first step of a run that goes on from step 40, if this began with 41.)"""
     if jax.process_count() == 1:  # JAX hears SIGTERM where it was initialized
-        return bool(heard) or multihost_utils.reached_preemption_sync_point(count)
-    if heard:  # Ctrl-C, or what came before they met: JAX itself listens to SIGTERM
-        heard.clear()
+        return bool(received) or multihost_utils.reached_preemption_sync_point(count)
+    if received:  # Ctrl-C, or what came before they met: JAX itself listens to SIGTERM
+        received.clear()
         os.kill(os.getpid(), signal.SIGTERM)
     return multihost_utils.reached_preemption_sync_point(count)
 
@@ -239,7 +246,7 @@ def told_to_stop(heard: list[int], count: int) -> bool:
 claimed = ()  # a lock, the newest checkpoint ever, and the starts before this one
 
 
-def claim(folder: Path, seconds: float, tries: int) -> str:
+def claim_folder(folder: Path, seconds: float, tries: int) -> str:
     """Take the folder for as long as this process lives, and count this start: why not,
     or nothing. A lock that another job holds may be waited for."""
     global claimed
@@ -248,7 +255,7 @@ def claim(folder: Path, seconds: float, tries: int) -> str:
         names = [path.name for path in folder.iterdir()]
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         lock = os.open(folder / "starts", flags, 0o644)
-        if not take(lock, seconds):
+        if not acquire_lock(lock, seconds):
             return f"another job trains in {folder}: wait, or take another --folder"
         newest = max([int(name) for name in names if name.isdecimal()], default=0)
         known = re.match(rb" *(\d{1,12}) +(\d{1,12})\n", os.pread(lock, 26, 0))
@@ -267,7 +274,7 @@ def claim(folder: Path, seconds: float, tries: int) -> str:
     return ""
 
 
-def take(lock: int, seconds: float) -> bool:
+def acquire_lock(lock: int, seconds: float) -> bool:
     """Whether the lock of an open file could be had in so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
@@ -286,7 +293,7 @@ def write_starts(lock: int, best: int, starts: int) -> None:
     os.pwrite(lock, b"%12d %12d\n" % (best, starts), 0)
 
 
-def forget_starts() -> None:
+def reset_starts() -> None:
     """Count no start of a run that is done."""
     if claimed:
         write_starts(*claimed[:2], 0)
@@ -314,7 +321,7 @@ def checksums(state) -> tuple[list[jax.Array], jax.Array]:
     return sums, finite
 
 
-def sum_of(*values: object) -> int:
+def checksum_of(*values: object) -> int:
     """A checksum of settings and checksums."""
     return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
@@ -354,12 +361,12 @@ class Checkpoints:
 
     def __exit__(self, kind, error, trace) -> None:
         if kind in (None, SystemExit) or jax.process_count() == 1:
-            with self.blamed():
+            with self.naming_folder():
                 self.manager.close()  # when the save under way is over
-            ends.pop(self.saving, None)
+            deadlines.pop(self.saving, None)
 
     @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
+    def naming_folder(self) -> Iterator[None]:
         """Let an error name the folder."""
         try:
             yield
@@ -377,7 +384,7 @@ class Checkpoints:
             args = ocp.args.Composite(settings=ocp.args.JsonRestore())
             about = self.reader.restore(path, args=args).settings
             saved, sums = about["settings"], about["sums"]
-            if about["sum"] != sum_of(saved, sums):
+            if about["sum"] != checksum_of(saved, sums):
                 saved = {}
                 raise ValueError("a byte of its settings has changed")
             if saved == self.settings:
@@ -395,8 +402,8 @@ class Checkpoints:
                 for name in {**now, **saved}
                 if saved.get(name) != now.get(name)
             ]
-            leave(
-                STAY_DOWN,
+            exit_all(
+                NO_RESTART,
                 f"the run in {self.folder.name} was begun with {'; '.join(told)}: ask "
                 "for the same again, or for another --folder",
             )
@@ -424,8 +431,8 @@ class Checkpoints:
         else:
             if not damaged:
                 return 0, None
-            leave(
-                STAY_DOWN,
+            exit_all(
+                NO_RESTART,
                 f"no checkpoint in {self.folder} is whole: {damaged}. To begin anew: "
                 f"mv '{self.folder}' '{self.folder}.damaged'",
             )
@@ -433,9 +440,9 @@ class Checkpoints:
             name = f"{bad}.damaged-{time.time():.0f}"
             if jax.process_index() == 0:
                 (self.folder / str(bad)).rename(self.folder / name)
-            say(f"CHECKPOINT {bad} IS DAMAGED, and now named {name}:\n    {why}")
+            log(f"CHECKPOINT {bad} IS DAMAGED, and now named {name}:\n    {why}")
         if damaged:
-            say(f"GOING BACK to step {done}")
+            log(f"GOING BACK to step {done}")
             multihost_utils.sync_global_devices("damaged checkpoints have other names")
             self.manager.reload()
         return done, state
@@ -445,35 +452,40 @@ class Checkpoints:
         disk is full, which ends the run."""
         sums, finite = jax.device_get(checksums(state))
         if not finite:
-            leave(
-                STAY_DOWN, f"the state after step {done} is not finite, and not saved"
+            exit_all(
+                NO_RESTART, f"the state after step {done} is not finite, and not saved"
             )
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(self.folder).free
-        if anywhere(free < 1.1 * size + 2**20):
-            leave(
-                STAY_DOWN,
+        if any_process(free < 1.1 * size + 2**20):
+            exit_all(
+                NO_RESTART,
                 f"step {done} is not saved: of {self.folder} only {free:,} bytes are "
                 f"free, and a checkpoint takes {size:,} and more",
             )
         sums = [int(one) for one in sums]
         about = {"settings": self.settings, "sums": sums}
         args = ocp.args.Composite(
-            settings=ocp.args.JsonSave(about | {"sum": sum_of(self.settings, sums)}),
+            settings=ocp.args.JsonSave(
+                about | {"sum": checksum_of(self.settings, sums)}
+            ),
             state=ocp.args.StandardSave(state),
         )
-        with self.blamed():
+        with self.naming_folder():
             self.manager.wait_until_finished()  # the save before: its limit holds
-            ends.pop(self.saving, None)
+            deadlines.pop(self.saving, None)
             self.saving = f"the save of step {done} into {self.folder}"
-            limit(self.saving, self.seconds)
+            set_deadline(self.saving, self.seconds)
             if not self.manager.save(done, args=args):
                 raise RuntimeError(f"Orbax has not saved step {done}")
-        ends[self.saving] = (ends[self.saving][0], self.manager.is_saving_in_progress)
+        deadlines[self.saving] = (
+            deadlines[self.saving][0],
+            self.manager.is_saving_in_progress,
+        )
 
-    def look(self) -> None:
+    def check_save(self) -> None:
         """Raise the error of the save under way; when it is over, drop its limit."""
-        with self.blamed():
+        with self.naming_folder():
             self.manager.check_for_errors()
         if not self.manager.is_saving_in_progress():
-            ends.pop(self.saving, None)
+            deadlines.pop(self.saving, None)

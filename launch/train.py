@@ -10,12 +10,12 @@ It needs lifecycle.py beside it, which says what its exit status means.
 import faulthandler
 import signal
 
-heard = []  # signals, by their numbers: from now on these three end nothing
+received = []  # signals: from here on they are noted and end nothing
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: heard.append(number))
-    faulthandler.dump_traceback_later(600, exit=True)  # should an import hang
+        signal.signal(number, lambda number, frame: received.append(number))
+    faulthandler.dump_traceback_later(600, exit=True)  # in case an import hangs
 
 import argparse
 import functools
@@ -98,14 +98,14 @@ from flax.training.train_state import TrainState
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lifecycle import (
+    NO_RESTART,
     SAVED,
-    STAY_DOWN,
     Checkpoints,
-    leave,
-    limit,
-    say,
-    tell,
-    tell_losses,
+    exit_all,
+    log,
+    log_losses,
+    log_step,
+    set_deadline,
 )
 from sklearn.datasets import load_digits
 
@@ -253,27 +253,27 @@ def evaluate(score, state: TrainState, test: Rows, batch: int, split, here) -> s
 
 def main(options: argparse.Namespace) -> None:
     """Train, from the newest checkpoint that is whole, if there is one."""
-    limit("the next step", options.step_limit)
-    lifecycle.stop_before_training(heard)
+    set_deadline("the next step", options.step_limit)
+    lifecycle.exit_if_stopped(received)
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.emulate)
-    lifecycle.meet(options)
+    lifecycle.connect(options)
     settings = {name: getattr(options, name) for name in SETTINGS}
     together = {name: getattr(options, name) for name in TOGETHER}
-    lifecycle.agree(together, options)
+    lifecycle.claim_run(together, options)
     train, test = load_rows()
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     if options.batch % mesh.size or options.batch > len(train.labels):
-        leave(
-            STAY_DOWN,
+        exit_all(
+            NO_RESTART,
             f"--batch {options.batch} will not do: it has to be a multiple of the "
             f"{mesh.size} devices, and {len(train.labels)} at most",
         )
     kind = jax.devices()[0].device_kind
     share = options.batch // mesh.size
-    say(f"{mesh.size} {kind} devices, {share} rows of a batch on each")
+    log(f"{mesh.size} {kind} devices, {share} rows of a batch on each")
 
     fresh = functools.partial(new_state, options.seed, options.rate, options.steps)
     shapes = jax.eval_shape(fresh)
@@ -297,38 +297,40 @@ def main(options: argparse.Namespace) -> None:
         if not begun:
             state = jax.jit(fresh, out_shardings=cut)()
         else:
-            tell(begun, "restored")
-            tell(begun, evaluate(score, state, test, options.batch, split, here))
+            log_step(begun, "restored")
+            log_step(begun, evaluate(score, state, test, options.batch, split, here))
         if jax.process_count() == 1:
-            lifecycle.stop_before_training(heard)
+            lifecycle.exit_if_stopped(received)
         batches = read(train, options.seed, options.batch, here, begun)
         done, stopping = begun, False
         late = []  # steps with their losses, to be looked at later
         while done < options.steps and not stopping:
-            limit("the next step", options.step_limit)
+            set_deadline("the next step", options.step_limit)
             state, loss = step(state, put(next(batches), split))
             if must_wait:
                 loss.block_until_ready()
             done += 1
             # Looked at once a step: no stop without a save.
-            told = lifecycle.told_to_stop(heard, done - begun)
-            stopping = told and done < options.steps
+            stop = lifecycle.should_stop(received, done - begun)
+            stopping = stop and done < options.steps
             if done % options.log_every == 0:
-                tell_losses(late, options.log_every)  # the interval is queued behind
+                log_losses(late, options.log_every)  # the interval is queued behind
             late.append((done, loss))
-            checkpoints.look()
+            checkpoints.check_save()
             if done % options.save_every == 0 or done == options.steps or stopping:
-                tell_losses(late, options.log_every)
+                log_losses(late, options.log_every)
                 checkpoints.save(done, state)
                 if not stopping:
                     score_now = evaluate(score, state, test, options.batch, split, here)
-                    tell(done, score_now)
+                    log_step(done, score_now)
 
-        limit("the next step", math.inf)  # there is none, and a save has its own limit
+        set_deadline(
+            "the next step", math.inf
+        )  # there is none, and a save has its own limit
     if stopping:
-        leave(SAVED, f"stopped: the same command goes on after step {done}")
-    lifecycle.forget_starts()
+        exit_all(SAVED, f"stopped: the same command goes on after step {done}")
+    lifecycle.reset_starts()
 
 
 if __name__ == "__main__":
-    lifecycle.run(main, options, heard)
+    lifecycle.run(main, options, received)

@@ -65,7 +65,7 @@ def start_run(tmp_path):
 @pytest.fixture
 def keep_lifecycle(monkeypatch):
     """Keep runs in this process from changing signals and state of lifecycle.py."""
-    monkeypatch.setattr("lifecycle.hear_no_more", lambda: None)
+    monkeypatch.setattr("lifecycle.ignore_signals", lambda: None)
     monkeypatch.setattr("lifecycle.claimed", ())
 
 

@@ -48,14 +48,14 @@ runpy.run_path({path!r}, run_name="__main__")
 # After ten steps, sleep before each step, so that signals arrive before the last.
 SLOW_STEPS = """
 import itertools, lifecycle, time
-limit, calls = lifecycle.limit, itertools.count()
+set_deadline, calls = lifecycle.set_deadline, itertools.count()
 
 def slow(what, *rest):
-    limit(what, *rest)
+    set_deadline(what, *rest)
     if what == "the next step" and next(calls) > 10:
         time.sleep(0.5)
 
-lifecycle.limit = slow
+lifecycle.set_deadline = slow
 """
 # After 24 steps, sleep for an hour.
 HANGS_IN_STEP = SLOW_STEPS.replace("> 10", "> 24").replace("0.5", "3600")

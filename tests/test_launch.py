@@ -13,7 +13,7 @@ import launchers
 import pytest
 import train
 import yaml
-from lifecycle import REFUSED, SAVED, STAY_DOWN
+from lifecycle import BAD_INPUT, NO_RESTART, SAVED
 from pair import ROOT
 from runs import LAUNCH, options_of
 
@@ -56,7 +56,7 @@ def test_jobset_fits_its_model(jobset):
 
 def test_jobset_restarts_after_a_save_or_a_lost_node(jobset):
     """It does not restart if train.py rejects its options or must not run again."""
-    restarts = {REFUSED: False, SAVED: True, STAY_DOWN: False}
+    restarts = {BAD_INPUT: False, SAVED: True, NO_RESTART: False}
     by_code, by_node = job_of(jobset)["podFailurePolicy"]["rules"]
     assert by_code["onExitCodes"]["values"] == [*restarts]
     [lost] = by_node["onPodConditions"]

@@ -45,8 +45,8 @@ def rejection(place, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(os, "dup2", lambda *_: None)
-    monkeypatch.setattr(lifecycle, "hear_no_more", lambda: None)
-    monkeypatch.setattr(lifecycle, "agree", fail)
+    monkeypatch.setattr(lifecycle, "ignore_signals", lambda: None)
+    monkeypatch.setattr(lifecycle, "claim_run", fail)
     monkeypatch.setattr(decoder, "load_model", fail)
     monkeypatch.chdir(shutil.copytree(place, tmp_path / "copy"))
 

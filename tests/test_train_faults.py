@@ -190,13 +190,13 @@ def test_damaged_count_of_starts_is_reset(tmp_path, keep_lifecycle, content):
     (tmp_path / "starts").write_bytes(content)
     errors = []
     for _ in range(3):
-        errors.append(lifecycle.claim(tmp_path, 0, tries=2))
+        errors.append(lifecycle.claim_folder(tmp_path, 0, tries=2))
         os.close(lifecycle.claimed[0])
     assert [bool(error) for error in errors] == [False, False, True]
     (tmp_path / "other").write_text("precious")
     (tmp_path / "starts").unlink()
     (tmp_path / "starts").symlink_to(tmp_path / "other")
-    assert "cannot use the folder" in lifecycle.claim(tmp_path, 0, tries=2)
+    assert "cannot use the folder" in lifecycle.claim_folder(tmp_path, 0, tries=2)
     assert (tmp_path / "other").read_text() == "precious"
 
 
@@ -265,7 +265,7 @@ def test_hanging_run_ends(start_run, processes, code, limits, message):
 
 def test_stop_before_training_has_its_own_status(capsys):
     with pytest.raises(SystemExit, match="76"):
-        lifecycle.stop_before_training([signal.SIGTERM])
+        lifecycle.exit_if_stopped([signal.SIGTERM])
     assert capsys.readouterr().out == "stopped: nothing new is saved\n"
 
 
