@@ -82,7 +82,7 @@ def log_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
 
 def ignore_signals() -> None:
     """Ignore signals from now on: at the very end one would change the status."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 

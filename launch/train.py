@@ -13,8 +13,9 @@ import signal
 received = []  # signals: from here on they are noted and end nothing
 
 if __name__ == "__main__":
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, frame: received.append(number))
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: received.append(number))
     faulthandler.dump_traceback_later(600, exit=True)  # in case an import hangs
 
 import argparse

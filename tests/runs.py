@@ -138,6 +138,7 @@ class Run:
         processes: int = 1,
         first: list[str] = [],  # options of process 0 alone
         code: str = "",  # changes the script
+        popen: dict = {},  # how to start it
     ) -> None:
         self.folder = place / folder
         args = [*SHORT, "--folder", folder, "--emulate", devices // processes, *args]
@@ -146,7 +147,7 @@ class Run:
             args += ["--heartbeat", 10, *coordinator_options(processes)]
             own = [[index] for index in range(processes)]
         own[0] += first
-        options = {"code": code, "cwd": place, "start_new_session": True}
+        options = {"code": code, "cwd": place, "start_new_session": True} | popen
         self.processes = [start("train.py", *args, *more, **options) for more in own]
 
     def read_until(self, prefix: str) -> str:

@@ -269,6 +269,18 @@ def test_stop_before_training_has_its_own_status(capsys):
     assert capsys.readouterr().out == "stopped: nothing new is saved\n"
 
 
+@pytest.mark.parametrize("nohup", [False, True])
+def test_closed_terminal_stops_a_run_unless_nohup(start_run, nohup):
+    options = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    run = start_run(devices=1, code=SLOW_STEPS, popen=options if nohup else {})
+    run.read_until("step     8")
+    run.send(signal.SIGHUP)
+    if nohup:
+        run.finish()
+    else:
+        assert run.stopped() < 48
+
+
 @pytest.mark.slow
 def test_two_processes_are_stopped_several_times(start_run):
     """By Ctrl-C, before a first step, and after a save, when Orbax would check for
