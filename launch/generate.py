@@ -22,7 +22,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -171,6 +171,55 @@ def read_tokenizer(folder: Path) -> Any:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+@cache
+def read_chat_template(folder: Path) -> Callable[[list[dict], bool], str]:
+    """Return render(messages, add_generation_prompt), which applies the chat template
+    of a folder as Transformers does.
+
+    Raise ValueError, as render does, where that is impossible."""
+    path, config = folder / "tokenizer_config.json", {}
+    try:
+        if path.exists():
+            config = json.loads(path.read_text())
+        own = folder / "chat_template.jinja"
+        source = own.read_text() if own.exists() else config.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            source = {one["name"]: one["template"] for one in source}.get("default")
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is malformed: {error!r}") from None
+    if not isinstance(source, str):
+        raise ValueError(f"{folder} has no chat template")
+    try:
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise ValueError("chat templates need jinja2 (pip install jinja2)") from None
+
+    def fail(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["raise_exception"] = fail
+    environment.globals["strftime_now"] = time.strftime
+    tokens = {}  # bos_token, eos_token and others that templates use
+    for name in (name for name in config if name.endswith("_token")):
+        token = config[name]
+        token = token.get("content") if isinstance(token, dict) else token
+        tokens |= {name: token} if isinstance(token, str) else {}
+
+    def render(messages: list[dict], add_generation_prompt: bool) -> str:
+        try:
+            return environment.from_string(source).render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **tokens
+            )
+        except Exception as error:  # a template can raise anything
+            raise ValueError(f"the chat template fails: {error}") from None
+
+    return render
 
 
 def read_tokens(
