@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from record import installed
+from record import Part, installed
 
 
 class Config(NamedTuple):
@@ -352,3 +352,37 @@ def files(part: str) -> list[str]:
 def versions() -> dict[str, str]:
     """Return the versions of JAX and its plugin."""
     return installed("jax", "jax-cuda13-plugin", "nvidia-cudnn-cu13")
+
+
+def cell(parts: dict[str, Part]) -> str:
+    """Return a cell with what chapters show of the record."""
+    found = {name: part["found"]["found"] for name, part in parts.items()}
+
+    def scaled(values: dict, scale: float, digits: int) -> dict:
+        return {
+            int(key) if key.isdigit() else key: scaled(value, scale, digits)
+            if isinstance(value, dict)
+            else round(scale * value, digits)
+            for key, value in values.items()
+        }
+
+    made_with = {"date": parts["decode"]["recorded"]} | parts["decode"]["versions"]
+    return f"""# @title Recorded times on one H100 (nox -s lab -- gpu)
+recorded_gpu_with = {made_with}
+# Llama 3 8B with random bfloat16 weights. Positions in the cache: batch: ms per step.
+recorded_decode = {scaled(found["decode"], 1e3, 2)}
+# The same with int8 weights in the layers.
+recorded_decode_int8 = {scaled(found["decode_int8"], 1e3, 2)}
+# Tokens of one prompt: ms until its first token.
+recorded_prefill = {scaled(found["prefill"], 1e3, 1)}
+# Rows of x: microseconds of x [rows, 4096] times w [4096, 14336] in bfloat16.
+recorded_rows = {scaled(found["rows"], 1e6, 1)}
+# n: TFLOP/s of an n x n matmul in bfloat16.
+recorded_matmul = {scaled(found["matmul"], 1e-12, 0)}
+# GB/s of copies.
+recorded_copies = {scaled(found["memory"], 1e-9, 0)}
+# The largest relative error of a 1,024 x 1,024 float32 matmul, by precision.
+recorded_precision = {scaled(found["precision"], 1, 7)}
+# One AdamW step of Llama 3.2 1B.
+recorded_train = {scaled(found["train"], 1, 3)}
+"""

@@ -120,7 +120,9 @@ def ring(query, key, value, position: jax.Array) -> jax.Array:
     sums = zeros, zeros[..., 0], zeros[..., 0] - jnp.inf
     own = position[:, None] >= position
     carry = add_block(sums, query, (key, value), own), (key, value)
-    (values, total, _), _ = jax.lax.scan(step, carry, jnp.arange(1, n))[0]
+    if n > 1:  # JAX 0.11.2 crashes while it compiles a scan of length 0 here
+        carry = jax.lax.scan(step, carry, jnp.arange(1, n))[0]
+    (values, total, _), _ = carry
     return jnp.moveaxis(values / total[..., None], 3, 1)
 
 
