@@ -1,4 +1,4 @@
-# @title Recorded times on one H100 (nox -s lab -- gpu)
+# @title Recorded times on one H100
 recorded_gpu_with = {
     "date": "2026-11-28",
     "jax": "0.11.2",
