@@ -70,27 +70,33 @@ def make_by_transformers(folder: Path, name: str) -> Path:
     """Save a small Transformers model in several files; return its path. Its weights
     are larger than Transformers initialises them, so that errors show."""
     torch, transformers = import_transformers()
-    kind = transformers.Qwen3Config if "Qwen3" in name else transformers.LlamaConfig
-    config = kind(
+    family, _, tied = name.partition(" ")
+    options = {"tie_word_embeddings": bool(tied), "head_dim": 8}
+    if family == "Qwen3":
+        options["head_dim"] = 16
+    if family == "Gemma3Text":
+        options = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 10}
+        options["layer_types"] = ["sliding_attention", "full_attention"] * 2
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=320,
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=2,
-        head_dim=16 if "Qwen3" in name else 8,
         max_position_embeddings=256,
         rms_norm_eps=1e-6,
         bos_token_id=1,
         eos_token_id=None,
-        tie_word_embeddings="tied" in name.split(),
+        **options,
     )
     torch.manual_seed(3)  # with other seeds some logits are nearly equal
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter_name, p in model.named_parameters():
             if "norm" in parameter_name:
-                p.copy_(1 + 0.3 * torch.randn_like(p))
+                one = family != "Gemma3Text"  # which adds 1 itself
+                p.copy_(one + 0.3 * torch.randn_like(p))
             else:
                 scale = 3 if "embed" in parameter_name else 1.5
                 p.copy_(scale * torch.randn_like(p) / p.shape[-1] ** 0.5)
@@ -191,7 +197,7 @@ def logits(folder: Path) -> dict:
     return found
 
 
-MADE = "Llama", "Llama tied", "Qwen3", "Qwen3 tied"
+MADE = "Llama", "Llama tied", "Qwen3", "Qwen3 tied", "Gemma3Text"
 
 
 def made(folder: Path) -> dict:

@@ -1,4 +1,4 @@
-"""Decoder-only Transformers of the Llama and Qwen3 families, from Hugging Face folders.
+"""Llama, Qwen3 and Gemma 3 (text) models, from folders in Hugging Face's layout.
 
 Chapter 29 explains the parts up to `save_model`, chapter 30 the KV cache and sampling;
 generate.py and fine_tune.py use them. A part begins at a line `# %% NAME`, and a cell
@@ -12,8 +12,9 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,22 @@ class Config(NamedTuple):
     rope_scaling: RopeScaling | None
     tie_word_embeddings: bool  # embed_tokens is also the output projection
     qk_norm: bool  # RMSNorm of queries and keys, as in Qwen3
+    # Gemma 3:
+    hidden_act: str = "silu"
+    embed_scale: float = 1.0
+    norm_offset: float = 0.0  # RMSNorm multiplies by offset + weight
+    post_norms: bool = False  # RMSNorm also after attention and after the MLP
+    query_pre_attn_scalar: int | None = None  # scales attention instead of head_dim
+    layer_types: tuple[str, ...] = ()  # "sliding_attention" or "full_attention"
+    sliding_window: int | None = None  # positions that a sliding layer attends to
+    sliding_rope_theta: float | None = None
+
+    def of_layer(self, index: int) -> "Config":
+        """Return the configuration of one layer, which is sliding if it has a
+        sliding_window."""
+        if self.layer_types and self.layer_types[index] == "sliding_attention":
+            return self._replace(rope_theta=self.sliding_rope_theta, rope_scaling=None)
+        return self._replace(sliding_window=None)
 
 
 # %% read
@@ -55,23 +72,65 @@ SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
     "num_key_value_heads head_dim"
 )
+UNSUPPORTED = (
+    "attention_bias mlp_bias use_sliding_window quantization_config "
+    "attn_logit_softcapping final_logit_softcapping use_bidirectional_attention"
+)
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": jax.nn.gelu}
+HIDDEN_ACT = {"llama": "silu", "qwen3": "silu", "gemma3_text": "gelu_pytorch_tanh"}
+
+
+def read_json(source: object, text: bytes) -> Any:
+    """Return the value of a JSON text; raise ValueError, which names its source."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", error)
+        raise ValueError(f"{source}: not valid JSON ({reason})") from None
+
+
+def read_rope(data: dict, layer_type: str = "full_attention") -> dict:
+    """Return the RoPE parameters of a config.json: those in rope_parameters, and those
+    outside it, where older files have them. Raise ValueError if they contradict."""
+    inside = data.get("rope_parameters") or {}
+    inside = dict(inside.get(layer_type, inside))
+    outside, base = dict(data.get("rope_scaling") or {}), "rope_theta"
+    if layer_type == "sliding_attention":
+        outside, base = {}, "rope_local_base_freq"
+    for rope in filter(None, (inside, outside)):
+        rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))
+    if base in data:
+        outside["rope_theta"] = data[base]
+    for name in inside.keys() & outside.keys():
+        if inside[name] != outside[name]:
+            raise ValueError(
+                f"{name} is {inside[name]!r} in rope_parameters, but {outside[name]!r} "
+                "outside it; remove the wrong one"
+            )
+    return outside | inside
 
 
 def read_config(folder: str | Path) -> Config:
     """Return the Config of a folder; raise ValueError for an unsupported model."""
     path = Path(folder, "config.json")
+    data = read_json(path, path.read_bytes())
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    if (model_type := data.get("model_type")) not in HIDDEN_ACT:
+        supported = ", ".join(HIDDEN_ACT)
+        raise ValueError(
+            f"{path}: model_type {model_type!r} is not supported; {supported} are"
+        )
     try:
-        data = json.loads(path.read_text())
-        if not isinstance(data, dict):
-            raise ValueError(f"{path} is not a JSON object")
-        model_type = data["model_type"]
         for name in SIZES.split():
             if not isinstance(size := data.get(name) or 1, int) or size < 1:
-                raise ValueError(f"{path}: {name} is {size!r}, not a positive integer")
-        rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        scaling = None
-        if rope_type == "llama3":
+                raise ValueError(f"{name} is {size!r}, not a positive integer")
+        rope, scaling = read_rope(data), None
+        if "rope_theta" not in rope:
+            raise ValueError(
+                'there is no rope_theta; for Llama 2, add "rope_theta": 10000.0'
+            )
+        if (rope_type := rope.get("rope_type", "default")) == "llama3":
             scaling = RopeScaling(*(float(rope[name]) for name in RopeScaling._fields))
         num_heads = data["num_attention_heads"]
         config = Config(
@@ -83,34 +142,46 @@ def read_config(folder: str | Path) -> Config:
             num_kv_heads=data.get("num_key_value_heads") or num_heads,
             head_dim=data.get("head_dim") or data["hidden_size"] // num_heads,
             rms_norm_eps=data["rms_norm_eps"],
-            rope_theta=data["rope_theta"]
-            if "rope_theta" in data
-            else rope["rope_theta"],
+            rope_theta=rope["rope_theta"],
             rope_scaling=scaling,
-            tie_word_embeddings=data.get("tie_word_embeddings", False),
-            qk_norm=model_type == "qwen3",
+            tie_word_embeddings=data.get(
+                "tie_word_embeddings", model_type == "gemma3_text"
+            ),
+            qk_norm=model_type != "llama",
         )
+        if model_type == "gemma3_text":
+            period, layers = data.get("sliding_window_pattern", 6), config.num_layers
+            types = data.get("layer_types") or [
+                "sliding_attention" if (i + 1) % period else "full_attention"
+                for i in range(layers)
+            ]
+            if len(types) != layers:
+                raise ValueError(f"{len(types)} layer_types for {layers} layers")
+            config = config._replace(
+                hidden_act="gelu_pytorch_tanh",
+                embed_scale=config.hidden_size**0.5,
+                norm_offset=1.0,
+                post_norms=True,
+                query_pre_attn_scalar=data["query_pre_attn_scalar"],
+                layer_types=tuple(types),
+                sliding_window=data["sliding_window"],
+                sliding_rope_theta=read_rope(data, "sliding_attention")["rope_theta"],
+            )
     except KeyError as error:
         raise ValueError(f"{path} has no {error}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    theta, eps, num_kv_heads = (
-        config.rope_theta,
-        config.rms_norm_eps,
-        config.num_kv_heads,
-    )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    act = data.get("hidden_activation", data.get("hidden_act"))
+    theta, eps, kv_heads = config.rope_theta, config.rms_norm_eps, config.num_kv_heads
     checks = {
-        f"model_type {model_type!r}": model_type not in ("llama", "qwen3"),
-        f"hidden_act {data.get('hidden_act')!r}": data.get("hidden_act") != "silu",
+        f"activation {act!r}": act != HIDDEN_ACT[model_type],
         f"rope_type {rope_type!r}": rope_type not in ("default", "llama3"),
         f"rope_theta {theta!r}": not isinstance(theta, int | float),
         f"rms_norm_eps {eps!r}": not isinstance(eps, int | float),
-        "attention_bias": data.get("attention_bias"),
-        "mlp_bias": data.get("mlp_bias"),
-        "use_sliding_window": data.get("use_sliding_window"),
-        "quantization_config": data.get("quantization_config"),
-        f"{num_heads} heads with {num_kv_heads} KV heads": num_heads % num_kv_heads,
+        f"{num_heads} heads with {kv_heads} KV heads": num_heads % kv_heads,
     }
+    for name in UNSUPPORTED.split():
+        checks[name] = data.get(name)
     if unsupported := [what for what, failed in checks.items() if failed]:
         raise ValueError(f"{path}: not supported: {', '.join(unsupported)}")
     return config
@@ -122,10 +193,14 @@ def linear(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.einsum("...i,oi->...o", x, w)
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+def rms_norm(
+    x: jax.Array, scale: jax.Array, eps: float, offset: float = 0.0
+) -> jax.Array:
     """Apply RMSNorm over the last axis, computed in float32."""
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + eps)
+    if offset:  # Gemma 3 also scales in float32
+        return ((offset + scale.astype(jnp.float32)) * y).astype(x.dtype)
     return scale * y.astype(x.dtype)
 
 
@@ -168,10 +243,16 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.
 
 
 def cached_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: Cache | None, positions: jax.Array
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: Cache | None,
+    positions: jax.Array,
+    window: int | None = None,
 ) -> tuple[jax.Array, Cache | None]:
     """Write k and v [b, t, KV heads, head_dim] into the cache at positions [b, t], then
-    attend to the cache; without a cache, attend to k and v.
+    attend to the cache; without a cache, attend to k and v. With a window, attend only
+    to that many positions, the last of which is the query's own.
 
     A position beyond the end of the cache is not written."""
     key_positions = positions
@@ -182,6 +263,8 @@ def cached_attention(
         cache = k, v
         key_positions = jnp.arange(k.shape[1])[None]
     mask = key_positions[:, None, :] <= positions[:, :, None]
+    if window:
+        mask &= key_positions[:, None, :] > positions[:, :, None] - window
     return attention(q, k, v, mask), cache
 
 
@@ -194,23 +277,39 @@ def decoder_layer(
     cache: Cache | None,
     attention_fn: Callable = cached_attention,
 ) -> tuple[jax.Array, Cache | None]:
-    """Apply one layer to x [b, t, hidden_size] of tokens at positions [b, t]."""
+    """Apply one layer to x [b, t, hidden_size] of tokens at positions [b, t].
+
+    config is that of the layer (`of_layer`). attention_fn has the parameters of
+    `cached_attention`; only sliding layers pass a window."""
     b, t, _ = x.shape
-    kv_heads, d, eps = config.num_kv_heads, config.head_dim, config.rms_norm_eps
-    y = rms_norm(x, w["input_layernorm"], eps)
+    kv_heads, d = config.num_kv_heads, config.head_dim
+    norm = partial(rms_norm, eps=config.rms_norm_eps, offset=config.norm_offset)
+    y = norm(x, w["input_layernorm"])
     q = linear(y, w["q_proj"]).reshape(b, t, config.num_heads, d)
     k = linear(y, w["k_proj"]).reshape(b, t, kv_heads, d)
     v = linear(y, w["v_proj"]).reshape(b, t, kv_heads, d)
     if config.qk_norm:
-        q = rms_norm(q, w["q_norm"], eps)
-        k = rms_norm(k, w["k_norm"], eps)
+        q = norm(q, w["q_norm"])
+        k = norm(k, w["k_norm"])
     q = apply_rope(q, positions, config).reshape(b, t, kv_heads, -1, d)
     k = apply_rope(k, positions, config)
+    if config.query_pre_attn_scalar:  # attention_fn multiplies by head_dim ** -0.5
+        q = q * (d / config.query_pre_attn_scalar) ** 0.5
+    if config.sliding_window:
+        attention_fn = partial(attention_fn, window=config.sliding_window)
     y, cache = attention_fn(q, k, v, cache, positions)
-    x = x + linear(y.reshape(b, t, -1), w["o_proj"])
-    y = rms_norm(x, w["post_attention_layernorm"], eps)
-    gate = jax.nn.silu(linear(y, w["gate_proj"]))
-    return x + linear(gate * linear(y, w["up_proj"]), w["down_proj"]), cache
+    y = linear(y.reshape(b, t, -1), w["o_proj"])
+    if config.post_norms:
+        x = x + norm(y, w["post_attention_layernorm"])
+        y = norm(x, w["pre_feedforward_layernorm"])
+    else:
+        x = x + y
+        y = norm(x, w["post_attention_layernorm"])
+    gate = ACTIVATIONS[config.hidden_act](linear(y, w["gate_proj"]))
+    y = linear(gate * linear(y, w["up_proj"]), w["down_proj"])
+    if config.post_norms:
+        y = norm(y, w["post_feedforward_layernorm"])
+    return x + y, cache
 
 
 # %% forward
@@ -224,12 +323,14 @@ def hidden_states(
 ) -> tuple[jax.Array, list[Cache | None]]:
     """Return the final hidden states [b, t, hidden_size] of tokens [b, t], and the
     updated cache of each layer."""
-    x = weights["embed_tokens"][tokens]
+    x = weights["embed_tokens"][tokens] * config.embed_scale
     caches, updated = caches or [None] * config.num_layers, []
-    for w, cache in zip(weights["layers"], caches, strict=True):
-        x, cache = decoder_layer(x, w, config, positions, cache, attention_fn)
+    for i, (w, cache) in enumerate(zip(weights["layers"], caches, strict=True)):
+        of_layer = config.of_layer(i)
+        x, cache = decoder_layer(x, w, of_layer, positions, cache, attention_fn)
         updated.append(cache)
-    return rms_norm(x, weights["norm"], config.rms_norm_eps), updated
+    eps, offset = config.rms_norm_eps, config.norm_offset
+    return rms_norm(x, weights["norm"], eps, offset), updated
 
 
 def compute_logits(weights: dict, x: jax.Array, config: Config) -> jax.Array:
@@ -270,6 +371,10 @@ def model_tensors(config: Config) -> dict:
     if config.qk_norm:
         parts["q_norm"] = ("self_attn.q_norm", (config.head_dim,), P())
         parts["k_norm"] = ("self_attn.k_norm", (config.head_dim,), P())
+
+    if config.post_norms:
+        for name in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            parts[name] = name, (d,), P()
 
     def layer_tensors(number: int) -> dict[str, Tensor]:
         prefix = f"model.layers.{number}."
@@ -318,7 +423,7 @@ def open_safetensors(path: Path) -> Files:
                 f"{path} is not a safetensors file: it starts with {first}"
             )
         try:
-            header = json.loads(file.read(length))
+            header = read_json(path, file.read(length))
             header.pop("__metadata__", None)
             keys = "dtype", "shape", "data_offsets"
             entries = {
@@ -353,12 +458,21 @@ def open_model(folder: str | Path) -> Files:
     """Return the tensors of all files of a folder, each from the file that the index
     names; raise ValueError if files and index do not agree."""
     index = Path(folder, "model.safetensors.index.json")
+    single = Path(folder, "model.safetensors")
     if not index.exists():
-        return open_safetensors(Path(folder, "model.safetensors"))
+        if not single.exists() and (other := [*Path(folder).glob("*.bin")]):
+            raise ValueError(
+                f"{folder} has {other[0].name}, but no safetensors file; convert it: "
+                "https://parallel-jax.github.io/parallel-jax/book/generate.html"
+                "#convert-other-formats"
+            )
+        return open_safetensors(single)
     try:
-        file_of = dict(json.loads(index.read_text())["weight_map"])
+        file_of = dict(read_json(index, index.read_bytes())["weight_map"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{index} has no weight_map of tensors") from None
+    if single.exists() and single.name not in file_of.values():
+        raise ValueError(f"{single} is not listed in {index}; remove the outdated one")
     files = {
         file: open_safetensors(Path(folder, file))
         for file in sorted({*file_of.values()})
@@ -410,6 +524,17 @@ def check_tensors(files: Files, tree: dict, config: Config) -> None:
         raise ValueError(f"the files mix dtypes: {', '.join(sorted(dtypes))}")
 
 
+def check_finite(weights: dict, config: Config) -> None:
+    """Raise ValueError, which names a tensor, unless all weights are finite."""
+    all_finite = jax.jit(lambda x: jnp.isfinite(x).all())
+    finite = jax.device_get([all_finite(x) for x in jax.tree.leaves(weights)])
+    tensors = jax.tree.leaves(model_tensors(config))
+    if bad := [x.name for x, good in zip(tensors, finite, strict=True) if not good]:
+        raise ValueError(
+            f"{bad[0]} has NaN or infinite values ({len(bad)} tensors in all)"
+        )
+
+
 # %% load
 def tensor_sharding(tensor: Tensor, mesh: Mesh) -> NamedSharding:
     """Return the sharding of a tensor; raise ValueError if it is not divisible."""
@@ -430,7 +555,9 @@ def load_model(
     sharding_of: Callable[[Tensor, Mesh], NamedSharding] = tensor_sharding,
 ) -> dict:
     """Return the sharded weights of a model, in the dtype of the files if None; of each
-    tensor, only the blocks of this process's devices are read."""
+    tensor, only the blocks of this process's devices are read.
+
+    Raise ValueError for files that do not fit the Config, or weights not finite."""
     tree = model_tensors(config)
     check_tensors(files, tree, config)
 
@@ -446,7 +573,9 @@ def load_model(
         sharding = sharding_of(tensor, mesh)
         return jax.make_array_from_callback(tensor.shape, sharding, read_block)
 
-    return jax.tree.map(load_one, tree)
+    weights = jax.tree.map(load_one, tree)
+    check_finite(weights, config)
+    return weights
 
 
 # %% write

@@ -262,18 +262,18 @@ def sum_losses(
     b, t = batch.tokens.shape
     positions = jnp.broadcast_to(jnp.arange(t), (b, t))
 
-    @jax.checkpoint
-    def layer(x: jax.Array, w: dict) -> jax.Array:
+    @partial(jax.checkpoint, static_argnums=2)
+    def layer(x: jax.Array, w: dict, config: decoder.Config) -> jax.Array:
         x, w = jax.lax.optimization_barrier(
             (x, w)
         )  # gather no weight before x is there
-        return decoder.decoder_layer(x, gather(w), c, positions, None)[0]
+        return decoder.decoder_layer(x, gather(w), config, positions, None)[0]
 
     tables = gather({name: w for name, w in weights.items() if name != "layers"})
-    x = tables["embed_tokens"][batch.tokens]
-    for w in weights["layers"]:
-        x = layer(x, w)
-    x = decoder.rms_norm(x, tables["norm"], c.rms_norm_eps)
+    x = tables["embed_tokens"][batch.tokens] * c.embed_scale
+    for index, w in enumerate(weights["layers"]):
+        x = layer(x, w, c.of_layer(index))
+    x = decoder.rms_norm(x, tables["norm"], c.rms_norm_eps, c.norm_offset)
 
     @jax.checkpoint
     def losses(piece: tuple[jax.Array, jax.Array]) -> jax.Array:
