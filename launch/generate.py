@@ -1,17 +1,21 @@
-"""Generate text with a Llama or Qwen3 model, as downloaded, on all devices there are.
+"""Generate text with a Llama, Qwen3 or Gemma 3 model on all available devices.
 
-python generate.py FOLDER --prompt "The sea is"     --prompt may be given many times
-python generate.py FOLDER --prompts requests.jsonl  one JSON object on each line
+examples:
+  python generate.py FOLDER --prompt "The sea is"
+  python generate.py FOLDER --chat --prompt "Why is the sea blue?" --stream
+  python generate.py FOLDER --prompts requests.jsonl > answers.jsonl
 
-A line is {"prompt": "text"} or {"tokens": [1, 15, 7]}; it may have "max_tokens",
-"temperature", "seed" and "id". Each answer is one line of JSON on stdout, printed as
-soon as it is whole. It needs decoder.py beside it, for adapters adapters.py too, JAX,
-and for text the package tokenizers. What it will not do it says in one sentence, and
-ends with status 2.
+FOLDER is a model in Hugging Face's layout. A line of the file of requests is an object
+with "prompt", "messages" (for the chat template) or "tokens"; it may also have "id",
+"max_tokens", "temperature", "top_k", "top_p", "seed", "stop" and
+"chat_template_kwargs". Each answer is one JSON line on stdout, in the order in which
+the answers are finished.
+
+It needs decoder.py in the same folder, adapters.py for --adapters, JAX, tokenizers for
+text, and Jinja2 for chat templates. The exit status is 2 for invalid input.
 """
 
 import argparse
-import json
 import math
 import os
 import re
@@ -26,17 +30,17 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-REFUSED, PIPE_CLOSED = 2, 128 + signal.SIGPIPE  # as a shell says of who dies of it
-ROWS = 4  # pieces of prompts that are read in one step, at most
+BAD_INPUT, PIPE_CLOSED = 2, 128 + signal.SIGPIPE  # as a shell reports that signal
+ROWS = 4  # maximum number of chunks of prompts in one prefill step
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it, without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C exits without a traceback
 
 
-def end(status: int, sentence: str = "") -> NoReturn:
-    """End this process. JAX's own exit would wait for the other processes."""
-    if sentence:
-        print(" ".join(sentence.split()), file=sys.stderr, flush=True)
+def exit_now(status: int, message: str = "") -> NoReturn:
+    """Exit this process at once; JAX's exit handlers would wait for other processes."""
+    if message:
+        print(" ".join(message.split()), file=sys.stderr, flush=True)
     os._exit(status)
 
 
@@ -44,14 +48,15 @@ def end(status: int, sentence: str = "") -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-    """One that complains in one sentence."""
+    """An ArgumentParser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        end(REFUSED, f"{message} (--help explains all options)")
+        exit_now(BAD_INPUT, f"{message} (see --help)")
 
 
-def reader(kind: type, least: int, most: int = 2**31 - 1) -> Callable[[str], Any]:
-    """What reads a number from least to most, or raises an ArgumentTypeError."""
+def reader(kind: type, least: float, most: float = 2**31 - 1) -> Callable[[str], Any]:
+    """Return a function that reads a number from least to most; it raises
+    ArgumentTypeError for other texts."""
 
     def read(text: str) -> int | float:
         try:
@@ -59,104 +64,125 @@ def reader(kind: type, least: int, most: int = 2**31 - 1) -> Callable[[str], Any
                 return kind(text)
         except ValueError:
             pass
-        name = "whole number" if kind is int else "number"
-        raise argparse.ArgumentTypeError(f"{text} is no {name} from {least} to {most}")
+        name = "an integer" if kind is int else "a number"
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]} is not {name} from {least} to {most}"
+        )
 
     return read
 
 
 count = reader(int, 1)
-READERS = {  # of what a line may say for itself
+READERS = {  # options that a request may set, too
     "max_tokens": count,
     "temperature": reader(float, 0, 1000),
+    "top_k": reader(int, 0),
+    "top_p": reader(float, 1e-6, 1),
     "seed": reader(int, 0),
 }
+DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0}  # if the model has no others
 
 
 def check_processes(parser: Parser, options: argparse.Namespace) -> None:
-    """Complain of options that do not say which process this is."""
-    by_hand = (options.coordinator, options.processes, options.process)
-    if by_hand.count(None) not in (0, 3):
-        parser.error("--coordinator, --processes and --process go together")
+    """Report options that do not identify this process."""
+    manual = options.coordinator, options.processes, options.process
+    if manual.count(None) not in (0, 3):
+        parser.error("--coordinator, --processes and --process need each other")
     if options.processes and options.process >= options.processes:
-        parser.error(f"--process counts from 0: to {options.processes - 1}")
+        parser.error(f"--process {options.process} is not below --processes")
     if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
         parser.error(f"--coordinator {options.coordinator} is not HOST:PORT")
 
 
 def read_options() -> argparse.Namespace:
-    """The options of the command line, or their defaults."""
-    what, _, more = __doc__.partition("\n\n")
+    """Return the options of the command line, or their defaults."""
+    title, _, details = __doc__.partition("\n\n")
     raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser(description=what, epilog=more, formatter_class=raw)
-    option = parser.add_argument
-    option("folder", type=Path, help="with config.json and *.safetensors")
-    option("--prompt", action="append", default=[], help="a text to go on from")
-    option("--prompts", type=Path, metavar="FILE", help="requests, one a line")
-    option("--adapters", type=Path, metavar="DIR", help="LoRA, as PEFT or we saved it")
-    for name, read, default, about in (
-        ("--max-tokens", READERS["max_tokens"], 128, "of an answer, at most"),
-        ("--temperature", READERS["temperature"], 0.0, "0: the likeliest, 1: a draw"),
-        ("--seed", READERS["seed"], 0, "of the first request, and then one more each"),
-        ("--slots", count, 8, "answers at a time"),
-        ("--length", count, None, "tokens that a slot has room for; None: as needed"),
-        ("--devices", count, None, "how many to use; None: all"),
-        ("--emulate", count, None, "how many the CPU shall play; None: what there is"),
-        ("--processes", count, None, "how many there are, if no launcher says"),
-        ("--process", reader(int, 0), None, "which one this is, from 0"),
+    parser = Parser(description=title, epilog=details, formatter_class=raw)
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="folder of the model")
+    add("--adapters", type=Path, metavar="DIR", help="LoRA adapters in PEFT's layout")
+    dtypes = "float32", "bfloat16", "float16"
+    about = "dtype of weights and cache (default: float32 on CPUs, else the files')"
+    add("--dtype", choices=dtypes, help=about)
+
+    add = parser.add_argument_group("requests").add_argument
+    about = "text to continue; may be repeated"
+    add("--prompt", action="append", default=[], metavar="TEXT", help=about)
+    add("--prompts", metavar="FILE", help="JSONL file of requests; - reads stdin")
+    add("--chat", action="store_true", help="apply the chat template to each prompt")
+    add("--stream", action="store_true", help="print new text while it is generated")
+    add("--logprobs", action="store_true", help="print the tokens' log-probabilities")
+    about = "end an answer before this text; may be repeated"
+    add("--stop", action="append", default=[], metavar="TEXT", help=about)
+
+    add = parser.add_argument_group("generation").add_argument
+    about = "maximum number of tokens to generate (default: 128)"
+    add("--max-tokens", type=count, default=128, metavar="N", help=about)
+    for name, metavar, about in (
+        ("temperature", "T", "0 takes the highest-scoring token"),
+        ("top_k", "K", "sample from the K highest-scoring tokens; 0 means all"),
+        ("top_p", "P", "sample from the fewest tokens with this total probability"),
     ):
-        option(name, type=read, default=default, help=f"{about} (%(default)s)")
-    option("--coordinator", metavar="HOST:PORT", help="where process 0 is")
-    option(
-        "--distributed", action="store_true", help="be one of a launcher's processes"
-    )
-    kinds = ("float32", "bfloat16", "float16")
-    option("--dtype", choices=kinds, help="else float32 on a CPU, or as the files have")
+        option = f"--{name.replace('_', '-')}"
+        about += f" (default: the model's, or {DEFAULTS[name]:g})"
+        add(option, type=READERS[name], metavar=metavar, help=about)
+    about = "seed of the first request; each next one adds 1 (default: 0)"
+    add("--seed", type=READERS["seed"], default=0, metavar="N", help=about)
+
+    add = parser.add_argument_group("devices").add_argument
+    about = "answers generated at the same time (default: 8)"
+    add("--slots", type=count, default=8, metavar="N", help=about)
+    about = "positions of a slot, for prompt and answer (default: as needed)"
+    add("--length", type=count, metavar="N", help=about)
+    about = "number of devices to use (default: all)"
+    add("--devices", type=count, metavar="N", help=about)
+    about = "run on the CPU, as N devices per process"
+    add("--emulate", type=count, metavar="N", help=about)
+    about = "be one of the processes of a launcher that JAX recognises"
+    add("--distributed", action="store_true", help=about)
+    about = "address of process 0, without such a launcher"
+    add("--coordinator", metavar="HOST:PORT", help=about)
+    add("--processes", type=count, metavar="N", help="number of processes")
+    about = "index of this process, from 0"
+    add("--process", type=reader(int, 0), metavar="I", help=about)
     options = parser.parse_args()
     check_processes(parser, options)
     if not options.prompt and not options.prompts:
-        parser.error("there is nothing to answer: give --prompt or --prompts")
+        parser.error("no requests: give --prompt or --prompts")
     return options
 
 
 if __name__ == "__main__":
-    options = read_options()  # before what follows, which takes a second
+    options = read_options()  # before the slow imports
+
+import json
 
 import decoder
 import jax
 import jax.numpy as jnp
 import numpy as np
+from decoder import read_json
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# ---------------------------------------------------------------------------- requests
+# ------------------------------------------------------------------------------- model
 
 
-@dataclass
-class Request:
-    """A prompt, how it is to be answered, and what has been said so far."""
+class Model(NamedTuple):
+    """A folder whose weights are not read yet."""
 
-    name: str | int
-    prompt: list[int]
-    most: int  # tokens of the answer
-    heat: float
-    seed: int
-    said: list[int] = field(default_factory=list)
-    asked: int = 0  # tokens that are said, or being computed
-    finish: str = ""  # "stop" or "length", once it is answered
-
-    def as_json(self, tokenizer: Any) -> str:
-        """The line that is printed; a tokenizer that is a str stands for none."""
-        line = {"id": self.name, "prompt_tokens": len(self.prompt), "tokens": self.said}
-        if not isinstance(tokenizer, str):
-            line["text"] = tokenizer.decode(self.said)
-        line |= {"finish_reason": self.finish, "seed": self.seed}
-        return json.dumps(line, ensure_ascii=False)
+    config: decoder.Config
+    positions: float  # maximum sequence length
+    stop_tokens: set[int]
+    sampling: dict[str, Any]  # default temperature, top_k and top_p
+    tokenizer: Any  # or a str that says why there is none
+    files: decoder.Files
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """What turns text into tokens and back, or a str that says why there is none."""
+    """Return the tokenizer of a folder, or a str that says why there is none."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return f"{folder} has no tokenizer.json"
@@ -166,253 +192,389 @@ def read_tokenizer(folder: Path) -> Any:
         return "the package tokenizers is missing (pip install tokenizers)"
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # it has no kind of its own
-        raise ValueError(f"{path} is no tokenizer: {error}") from None
+    except Exception as error:  # it has no class of its own
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
 
 
+def read_optional(path: Path) -> dict:
+    """Return the object of a JSON file, or {} if there is no such file."""
+    data = read_json(path, path.read_bytes()) if path.exists() else {}
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return data
+
+
+def read_generation(folder: Path) -> tuple[float, set[int], dict[str, Any]]:
+    """Return the maximum sequence length, the stop tokens, and sampling defaults."""
+    config = read_optional(folder / "config.json")
+    path = folder / "generation_config.json"
+    generation = read_optional(path)
+    stop = generation.get("eos_token_id", config.get("eos_token_id"))
+    sampling = {}
+    if generation.get("do_sample"):
+        sampling = {"temperature": 1.0}
+        for name in DEFAULTS.keys() & generation.keys():
+            try:
+                sampling[name] = READERS[name](json.dumps(generation[name]))
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(f"{path}: {name}: {error}") from None
+    positions = config.get("max_position_embeddings") or math.inf
+    stop_tokens = {*stop} if isinstance(stop, list) else {stop} - {None}
+    return positions, stop_tokens, sampling
+
+
+def read_model(folder: Path) -> Model:
+    """Return what a folder contains; raise ValueError or OSError if it is unusable."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; download the model first")
+    try:
+        config = decoder.read_config(folder)
+        generation = read_generation(folder)
+        tokenizer = read_tokenizer(folder)
+        files = decoder.open_model(folder)
+        decoder.check_tensors(files, decoder.model_tensors(config), config)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} has a malformed file: {error!r}") from None
+    return Model(config, *generation, tokenizer, files)
+
+
 @cache
-def read_chat_template(folder: Path) -> Callable[[list[dict], bool], str]:
-    """Return render(messages, add_generation_prompt), which applies the chat template
-    of a folder as Transformers does.
+def read_chat_template(folder: Path) -> Callable[..., str]:
+    """Return render(messages, add_generation_prompt=True, **variables), which applies
+    the chat template of a folder as Transformers does, in a sandbox.
 
     Raise ValueError, as render does, where that is impossible."""
-    path, config = folder / "tokenizer_config.json", {}
-    try:
-        if path.exists():
-            config = json.loads(path.read_text())
-        own = folder / "chat_template.jinja"
-        source = own.read_text() if own.exists() else config.get("chat_template")
-        if isinstance(source, list):  # several, by name
-            source = {one["name"]: one["template"] for one in source}.get("default")
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is malformed: {error!r}") from None
+    config = read_optional(folder / "tokenizer_config.json")
+    source, path = config.get("chat_template"), folder / "chat_template.jinja"
+    if path.exists():
+        source = path.read_text(encoding="utf-8")
+    elif isinstance(source, list):  # several, by name
+        source = {each["name"]: each["template"] for each in source}.get("default")
     if not isinstance(source, str):
         raise ValueError(f"{folder} has no chat template")
     try:
+        import jinja2.ext
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
         raise ValueError("chat templates need jinja2 (pip install jinja2)") from None
+    tokens = {}  # bos_token, eos_token and others that templates use
+    for name, token in config.items():
+        token = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(token, str):
+            tokens[name] = token
 
-    def fail(message: str) -> NoReturn:
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # marks what the assistant says; it renders as its body
+
+        def parse(self, parser: Any) -> list:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> NoReturn:
         raise ValueError(message)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[jinja2.ext.loopcontrols, Generation],
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = fail
+    environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = time.strftime
-    tokens = {}  # bos_token, eos_token and others that templates use
-    for name in (name for name in config if name.endswith("_token")):
-        token = config[name]
-        token = token.get("content") if isinstance(token, dict) else token
-        tokens |= {name: token} if isinstance(token, str) else {}
+    try:
+        template = environment.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"{folder}: malformed chat template: {error}") from None
 
-    def render(messages: list[dict], add_generation_prompt: bool) -> str:
+    def render(
+        messages: list[dict], add_generation_prompt: bool = True, **variables: object
+    ) -> str:
+        variables |= {"messages": messages}
+        variables["add_generation_prompt"] = add_generation_prompt
         try:
-            return environment.from_string(source).render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **tokens
-            )
+            return template.render(tokens | variables)
         except Exception as error:  # a template can raise anything
             raise ValueError(f"the chat template fails: {error}") from None
 
     return render
 
 
-def read_tokens(
-    what: str, said: Any, tokenizer: Any, size: int, is_text: bool, special: bool = True
-) -> list[int]:
-    """The tokens of a text, or of a list of them; ValueError if it is none.
+# ---------------------------------------------------------------------------- requests
 
-    size is of the vocabulary; special: with what the tokenizer puts around a text."""
+
+@dataclass
+class Request:
+    """A prompt, its generation parameters, and its answer so far."""
+
+    name: str | int
+    prompt: list[int]
+    stop: list[str]
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    generated: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    scheduled: int = 0  # tokens generated, or being computed
+    finish_reason: str = ""  # "stop" or "length", at the end
+    text: str = ""  # of the answer, if it is streamed or has stop strings
+    streamed: int = 0  # characters of it that are printed
+
+    def decode(self, tokenizer: Any) -> str:
+        """Return the answer's text. It is decoded after the end of the prompt, because
+        some tokenizers drop the space before the first token of a text."""
+        before = tokenizer.decode(self.prompt[-16:])
+        text = tokenizer.decode(self.prompt[-16:] + self.generated)
+        if text.startswith(before):
+            return text[len(before) :]
+        return tokenizer.decode(self.generated)  # the prompt ends within a character
+
+    def append(self, token: int, stop_tokens: set[int], tokenizer: Any) -> None:
+        """Add a token to the answer, and set finish_reason if it is the last one."""
+        self.generated.append(token)
+        if token in stop_tokens:
+            self.finish_reason = "stop"
+        elif len(self.generated) == self.max_tokens:
+            self.finish_reason = "length"
+        if tokenizer is not None:
+            self.text = self.decode(tokenizer)
+            found = [self.text.find(stop) for stop in self.stop if stop in self.text]
+            if found:
+                self.text, self.finish_reason = self.text[: min(found)], "stop"
+
+    def new_text(self) -> str:
+        """Return text that is not printed yet and cannot change any more."""
+        end = len(self.text)
+        if not self.finish_reason:
+            end = len(self.text.rstrip("\ufffd"))  # an incomplete character
+            end -= max([len(stop) - 1 for stop in self.stop], default=0)
+        start, self.streamed = self.streamed, max(end, self.streamed)
+        return self.text[start : self.streamed]
+
+    def as_json(self, tokenizer: Any, logprobs: bool) -> str:
+        """Return the line to print."""
+        line = {"id": self.name, "prompt_tokens": len(self.prompt)}
+        line["tokens"] = self.generated
+        if logprobs:
+            line["logprobs"] = [round(value, 6) for value in self.logprobs]
+        if not isinstance(tokenizer, str):
+            stopped = self.stop and self.finish_reason
+            line["text"] = self.text if stopped else self.decode(tokenizer)
+        line |= {"finish_reason": self.finish_reason, "seed": self.seed}
+        return json.dumps(line, ensure_ascii=False)
+
+
+def read_tokens(
+    what: str, data: Any, tokenizer: Any, size: int, is_text: bool, special: bool = True
+) -> list[int]:
+    """Return the tokens of a text or list; raise ValueError if it is neither.
+
+    size is vocab_size; special: add the tokenizer's special tokens, such as BOS."""
     if is_text:
         if isinstance(tokenizer, str):
-            raise ValueError(f"a text needs a tokenizer, and {tokenizer}")
+            raise ValueError(f"text needs a tokenizer, and {tokenizer}")
         try:
-            said = tokenizer.encode(said, add_special_tokens=special).ids
+            data = tokenizer.encode(data, add_special_tokens=special).ids
         except (TypeError, UnicodeError):
-            raise ValueError(f"its {what} is no Unicode text") from None
-    if not isinstance(said, list) or not said:
-        raise ValueError(f"its {what} needs at least one token")
-    for token in said:
+            raise ValueError(f"{what} is not Unicode text") from None
+    if not isinstance(data, list) or not data:
+        raise ValueError(f"{what} needs at least one token")
+    for token in data:
         if type(token) is not int or not 0 <= token < size:
-            raise ValueError(f"{token!r} is no token: these go from 0 to {size - 1}")
-    return said
+            raise ValueError(f"{str(token)[:40]} is not a token (0 to {size - 1})")
+    return data
 
 
 def read_request(
-    asked: Any, index: int, options: argparse.Namespace, tokenizer: Any, size: int
+    data: Any, index: int, options: argparse.Namespace, model: Model
 ) -> Request:
-    """One request; ValueError if it cannot be answered. size is of the vocabulary."""
-    if not isinstance(asked, dict) or ("prompt" in asked) == ("tokens" in asked):
-        raise ValueError('it is no object with either "prompt" or "tokens"')
-    if unknown := asked.keys() - {"prompt", "tokens", "id", *READERS}:
-        raise ValueError(f"it has {sorted(unknown)}, which mean nothing here")
-    name = asked.get("id", index)
+    """Return one request; raise ValueError if it is invalid."""
+    kinds, tokenizer = ("prompt", "messages", "tokens"), model.tokenizer
+    kind = [name for name in kinds if isinstance(data, dict) and name in data]
+    if len(kind) != 1:
+        raise ValueError('not an object with one of "prompt", "messages" and "tokens"')
+    (kind,) = kind
+    known = {kind, "id", "stop", "chat_template_kwargs", *READERS}
+    if unknown := data.keys() - known:
+        raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
+    name = data.get("id", index)
     if type(name) not in (str, int):
-        raise ValueError(f"its id {name!r} is no text and no whole number")
+        raise ValueError(f"id {str(name)[:40]} is neither a string nor an integer")
     values = {key: getattr(options, key) for key in READERS}
     values["seed"] = (options.seed + index) % 2**31
-    for key in [key for key in READERS if key in asked]:
-        try:
-            values[key] = READERS[key](json.dumps(asked[key]))
-        except argparse.ArgumentTypeError as error:
-            raise ValueError(f"{key}: {error}") from None
-    is_text = "prompt" in asked
-    said = asked["prompt" if is_text else "tokens"]
-    tokens = read_tokens("prompt", said, tokenizer, size, is_text)
-    return Request(name, tokens, *values.values())
+    for key in READERS:
+        if values[key] is None:
+            values[key] = model.sampling.get(key, DEFAULTS[key])
+        if key in data:
+            try:
+                values[key] = READERS[key](json.dumps(data[key]))
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(f"{key}: {error}") from None
+    stop = data.get("stop", options.stop)
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(s, str) and s for s in stop):
+        raise ValueError("stop is neither a string nor a list of strings")
+    if (stop or options.stream) and isinstance(tokenizer, str):
+        raise ValueError(f"--stop and --stream need a tokenizer, and {tokenizer}")
+    content = data[kind]
+    chat = kind == "messages" or (kind == "prompt" and options.chat)
+    if chat:
+        if kind == "prompt":
+            content = [{"role": "user", "content": content}]
+        variables = data.get("chat_template_kwargs", {})
+        if not isinstance(variables, dict):
+            raise ValueError("chat_template_kwargs is not an object")
+        if not isinstance(content, list) or not all(
+            isinstance(m, dict) for m in content
+        ):
+            raise ValueError("messages is not a list of objects")
+        content = read_chat_template(options.folder)(content, **variables)
+    size = model.config.vocab_size
+    prompt = read_tokens(kind, content, tokenizer, size, kind != "tokens", not chat)
+    return Request(name, prompt, stop, *values.values())
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Each line of a file that is not empty, after the place where it stands."""
-    for place, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+def read_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
+    """Yield each line of a file that is not empty, after its place; - is stdin."""
+    name = "stdin" if str(path) == "-" else path
+    data = sys.stdin.buffer.read() if name == "stdin" else Path(path).read_bytes()
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if line.strip():
-            yield f"{path}, line {place}", line
+            yield f"{name}, line {number}", line
 
 
-def read_json(where: str, line: str | bytes) -> Any:
-    """What a line says; ValueError, with the place, if it is not JSON."""
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        why = getattr(error, "msg", error)
-        raise ValueError(f"{where}: it is not JSON ({why})") from None
-
-
-def read_requests(
-    options: argparse.Namespace, c: decoder.Config, tokenizer: Any
-) -> list[Request]:
-    """All requests; ValueError, with the place, for one that cannot be answered."""
+def read_requests(options: argparse.Namespace, model: Model) -> list[Request]:
+    """Return all requests; raise ValueError, with the line, for an invalid one."""
     lines = [("--prompt", json.dumps({"prompt": text})) for text in options.prompt]
     if options.prompts:
         lines.extend(read_lines(options.prompts))
     requests, names = [], set()
-    for index, (where, line) in enumerate(lines):
-        asked = read_json(where, line)
+    for index, (place, line) in enumerate(lines):
+        data = read_json(place, line)
         try:
-            request = read_request(asked, index, options, tokenizer, c.vocab_size)
+            request = read_request(data, index, options, model)
+            if request.name in names:
+                raise ValueError(f"id {request.name!r} is not unique")
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        if request.name in names:
-            raise ValueError(f"{where}: the id {request.name!r} was there before")
+            raise ValueError(f"{place}: {error}") from None
         names.add(request.name)
         requests.append(request)
     if not requests:
-        raise ValueError(f"{options.prompts} asks for nothing")
+        raise ValueError(f"{options.prompts} has no requests")
     return requests
 
 
-def limits(folder: Path) -> tuple[float, set[int]]:
-    """How many positions the model was made for, and the tokens that end an answer."""
-    said = json.loads((folder / "config.json").read_text())
-    positions = said.get("max_position_embeddings") or math.inf
-    path = folder / "generation_config.json"
-    stop = said.get("eos_token_id")
-    if path.exists():
-        stop = json.loads(path.read_text()).get("eos_token_id", stop)
-    return positions, {*stop} if isinstance(stop, list) else {stop} - {None}
+# -------------------------------------------------------------------- compiled programs
 
 
-class Model(NamedTuple):
-    """A folder, of which no weight is read yet."""
+class Sampling(NamedTuple):
+    """The parameters of each sequence: [b]."""
 
-    config: decoder.Config
-    positions: float  # how many it was made for
-    stops: set[int]  # tokens that end an answer
-    tokenizer: Any  # or a str that says why there is none
-    files: decoder.Files
-
-
-def read_model(folder: Path) -> Model:
-    """What there is in a folder; ValueError or OSError if it will not do."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: download the model first")
-    try:
-        c = decoder.read_config(folder)
-        positions, stops = limits(folder)
-        tokenizer = read_tokenizer(folder)
-        files = decoder.open_model(folder)
-        decoder.check_tensors(files, decoder.model_tensors(c), c)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"a file of {folder} is not JSON: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder} is not as it should be: {error!r}") from None
-    return Model(c, positions, stops, tokenizer, files)
-
-
-# ------------------------------------------------------------------------ two programs
+    seeds: jax.Array
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
 
 
 class Slots(NamedTuple):
-    """What the devices keep of each slot, one number each."""
+    """What the devices keep for each slot besides its cache: [slots]."""
 
-    said: jax.Array  # the newest token, which is not yet read
+    tokens: jax.Array  # the newest token, whose keys and values are not cached yet
+    logprobs: jax.Array  # its log-probability
     positions: jax.Array  # its position
-    seeds: jax.Array
-    heat: jax.Array
+    sampling: Sampling
 
 
-class Rows(NamedTuple):
-    """Pieces of prompts for one step, a row each; several may be of one slot."""
+class Chunks(NamedTuple):
+    """Chunks of prompts for one prefill step; several may belong to one slot."""
 
     tokens: np.ndarray  # i32[rows, chunk]
-    slots: np.ndarray  # whose it is: i32[rows], as the rest
+    slots: np.ndarray  # the slot of each chunk: i32[rows], like the rest
     start: np.ndarray  # its first position
-    count: np.ndarray  # its tokens; 0 in a row that is not used
-    ends: np.ndarray  # its slot if it ends the prompt, else a number past all slots
-    seeds: np.ndarray
-    heat: np.ndarray
+    count: np.ndarray  # its number of tokens; 0 in an unused row
+    ends: np.ndarray  # its slot if it ends a prompt, else the number of slots
+    sampling: Sampling
 
 
-def pick(
-    scores: jax.Array, seeds: jax.Array, positions: jax.Array, heat: jax.Array
-) -> jax.Array:
-    """decoder.sample, which draws nothing while no row asks for it."""
-    return jax.lax.cond(
-        (heat > 0).any(),
-        decoder.sample,
-        lambda scores, *_: scores.argmax(-1),
-        *(scores, seeds, positions, heat),
-    )
+def filter_logits(logits: jax.Array, sampling: Sampling) -> jax.Array:
+    """Return logits f32[b, vocab_size] with -inf for all but the top_k tokens, and of
+    these all but the fewest tokens whose total probability is at least top_p."""
+    scaled = logits / jnp.maximum(sampling.temperature, 1e-6)[:, None]
+    ordered = jnp.sort(scaled, descending=True)
+    rank = jnp.arange(logits.shape[-1])
+    k = jnp.where(sampling.top_k > 0, sampling.top_k, len(rank))[:, None]
+    ordered = jnp.where(rank < k, ordered, -jnp.inf)
+    probabilities = jax.nn.softmax(ordered)
+    before = probabilities.cumsum(-1) - probabilities
+    kept = (before < sampling.top_p[:, None]) & (rank < k)
+    lowest = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
+    return jnp.where(scaled >= lowest, logits, -jnp.inf)
+
+
+def next_tokens(
+    logits: jax.Array, positions: jax.Array, sampling: Sampling
+) -> tuple[jax.Array, jax.Array]:
+    """Return the next token of each sequence and its log-probability before sampling
+    parameters apply. Sorting and sampling are skipped while no sequence needs them."""
+    seeds, temperature, top_k, top_p = sampling
+    sampled = temperature > 0
+    filtered = sampled & ((top_k > 0) | (top_p < 1))
+
+    def draw() -> jax.Array:
+        some = jax.lax.cond(
+            filtered.any(), filter_logits, lambda x, _: x, logits, sampling
+        )
+        return decoder.sample(some, seeds, positions, temperature)
+
+    tokens = jax.lax.cond(sampled.any(), draw, lambda: logits.argmax(-1))
+    logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, None], 1)
+    return tokens, logprobs[:, 0]
 
 
 def prefill(
-    weights: dict, caches: list, slots: Slots, rows: Rows, c: decoder.Config
+    weights: dict, caches: list, slots: Slots, chunks: Chunks, config: decoder.Config
 ) -> tuple[list, Slots]:
-    """Read pieces of prompts; who has read all of its prompt says its first token."""
+    """Process chunks of prompts; a slot whose prompt ends gets its first token."""
     length = caches[0][0].shape[1]
-    offsets = jnp.arange(rows.tokens.shape[1])
-    positions = rows.start[:, None] + offsets
-    positions = jnp.where(
-        offsets < rows.count[:, None], positions, length
-    )  # or nowhere
+    offsets = jnp.arange(chunks.tokens.shape[1])
+    valid = offsets < chunks.count[:, None]
+    positions = jnp.where(valid, chunks.start[:, None] + offsets, length)  # or dropped
 
-    def attend(
-        q, k, v, cache, positions
-    ):  # as decoder.cached_attention, over each row's slot
-        at = rows.slots[:, None], positions
+    def attention_fn(q, k, v, cache, positions, window=None):
+        at = chunks.slots[:, None], positions
         keys = cache[0].at[at].set(k, mode="drop")
         values = cache[1].at[at].set(v, mode="drop")
-        visible = jnp.arange(length) <= positions[:, :, None]
-        y = decoder.attention(q, keys[rows.slots], values[rows.slots], visible)
+        mask = jnp.arange(length) <= positions[:, :, None]
+        if window:
+            mask &= jnp.arange(length) > positions[:, :, None] - window
+        y = decoder.attention(q, keys[chunks.slots], values[chunks.slots], mask)
         return y, (keys, values)
 
     x, caches = decoder.hidden_states(
-        weights, rows.tokens, positions, c, caches, attend
+        weights, chunks.tokens, positions, config, caches, attention_fn
     )
-    x = x[jnp.arange(len(x)), jnp.maximum(rows.count - 1, 0)]
-    scores, after = decoder.compute_logits(weights, x, c), rows.start + rows.count
-    new = pick(scores, rows.seeds, after, rows.heat), after, rows.seeds, rows.heat
-    pairs = zip(slots, new, strict=True)
-    return caches, Slots(*(old.at[rows.ends].set(x, mode="drop") for old, x in pairs))
+    x = x[jnp.arange(len(x)), jnp.maximum(chunks.count - 1, 0)]
+    logits = decoder.compute_logits(weights, x, config)
+    end = chunks.start + chunks.count
+    new = Slots(*next_tokens(logits, end, chunks.sampling), end, chunks.sampling)
+
+    def update(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[chunks.ends].set(new, mode="drop")
+
+    return caches, jax.tree.map(update, slots, new)
 
 
-def attend_by_sums(
-    q: jax.Array, k: jax.Array, v: jax.Array, cache: decoder.Cache, positions: jax.Array
+def attention_without_matmul(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cache: decoder.Cache,
+    positions: jax.Array,
+    window: int | None = None,
 ) -> tuple[jax.Array, decoder.Cache]:
     """Like decoder.cached_attention for one token each, in float32 and without a matrix
     product, for which XLA's CPU compiler would copy and transpose both caches."""
@@ -420,28 +582,39 @@ def attend_by_sums(
     cache = tuple(old.at[at].set(new, mode="drop") for old, new in zip(cache, (k, v)))
     query, keys, values = (x.astype(jnp.float32) for x in (q, *cache))
     scores = (query * keys[:, :, :, None]).sum(-1) * q.shape[-1] ** -0.5
-    visible = jnp.arange(keys.shape[1]) <= positions  # [b, length]
-    scores = jnp.where(visible[:, :, None, None], scores, -jnp.inf)
+    mask = jnp.arange(keys.shape[1]) <= positions  # [b, length]
+    if window:
+        mask &= jnp.arange(keys.shape[1]) > positions - window
+    scores = jnp.where(mask[:, :, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=1)[..., None]
     y = (weights * values[:, :, :, None]).sum(1, keepdims=True)
     return y.astype(q.dtype), cache
 
 
 def decode(
-    weights: dict, caches: list, slots: Slots, c: decoder.Config, attend: Callable
+    weights: dict,
+    caches: list,
+    slots: Slots,
+    config: decoder.Config,
+    attention_fn: Callable,
 ) -> tuple[list, Slots]:
-    """Each slot reads its newest token and says the next. One that is free does so
-    too, for nobody: what it writes, its next prompt writes over before it looks."""
-    at = slots.positions[:, None]
+    """Process the newest token of each slot, and generate the next. Free slots do the
+    same: their next prompt overwrites what they write before it is attended to."""
     x, caches = decoder.hidden_states(
-        weights, slots.said[:, None], at, c, caches, attend
+        weights,
+        slots.tokens[:, None],
+        slots.positions[:, None],
+        config,
+        caches,
+        attention_fn,
     )
-    scores, after = decoder.compute_logits(weights, x[:, 0], c), slots.positions + 1
-    said = pick(scores, slots.seeds, after, slots.heat)
-    return caches, slots._replace(said=said, positions=after)
+    logits = decoder.compute_logits(weights, x[:, 0], config)
+    after = slots.positions + 1
+    new = next_tokens(logits, after, slots.sampling)
+    return caches, Slots(*new, after, slots.sampling)
 
 
-Piece = tuple[Request, int, int]  # whose prompt, its slot, the first token to read
+Chunk = tuple[Request, int, int]  # a request, its slot, the chunk's first token
 
 
 class Shape(NamedTuple):
@@ -453,140 +626,147 @@ class Shape(NamedTuple):
     chunk: int
     dtype: np.dtype
 
-    def rows_of(self, pieces: list[Piece]) -> Rows:
-        """What a step needs to know of these pieces."""
+    def chunks(self, chunks: list[Chunk]) -> Chunks:
+        """Return the arguments of a prefill step on at most `rows` chunks."""
         tokens = np.zeros((self.rows, self.chunk), np.int32)
-        slots, start, count, ends, seeds = np.zeros((5, self.rows), np.int32)
-        heat = np.zeros(self.rows, np.float32)
+        slots, start, count, ends, seeds, top_k = np.zeros((6, self.rows), np.int32)
+        temperature, top_p = np.zeros((2, self.rows), np.float32)
         ends[:] = self.slots
-        for row, (request, slot, begin) in enumerate(pieces):
+        for row, (request, slot, begin) in enumerate(chunks):
             part = request.prompt[begin : begin + self.chunk]
             tokens[row, : len(part)] = part
             slots[row], start[row], count[row] = slot, begin, len(part)
-            seeds[row], heat[row] = request.seed, request.heat
+            seeds[row], temperature[row] = request.seed, request.temperature
+            top_k[row], top_p[row] = request.top_k, request.top_p
             if begin + len(part) == len(request.prompt):
                 ends[row] = slot
-        return Rows(tokens, slots, start, count, ends, seeds, heat)
+        sampling = Sampling(seeds, temperature, top_k, top_p)
+        return Chunks(tokens, slots, start, count, ends, sampling)
 
 
 class Engine:
-    """The weights, the caches, and the two programs, compiled once."""
+    """The weights, the caches, and the two programs, which are compiled once."""
 
     def __init__(
-        self, weights: dict, c: decoder.Config, mesh: Mesh, shape: Shape
+        self, weights: dict, config: decoder.Config, mesh: Mesh, shape: Shape
     ) -> None:
-        whole = NamedSharding(mesh, P())
-        cuts = NamedSharding(mesh, P(None, "group", "kv"))
-        make = partial(decoder.init_cache, c, shape.slots, shape.length, shape.dtype)
-        integers = np.zeros((4, shape.slots), np.int32)
+        replicated = NamedSharding(mesh, P())
+        by_position = NamedSharding(mesh, P(None, "group", "kv"))
+        sizes = shape.slots, shape.length, shape.dtype
         self.weights, self.shape = weights, shape
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         self.must_wait = on_cpu and mesh.size > 1 and jax.__version_info__ < (0, 12)
-        self.caches = jax.jit(make, out_shardings=cuts)()
-        zeros = Slots(*integers[:3], np.float32(integers[3]))
-        self.slots = jax.device_put(zeros, whole)
-        places = jax.tree.map(lambda x: x.sharding, weights), cuts, whole
+        init = partial(decoder.init_cache, config, *sizes)
+        self.caches = jax.jit(init, out_shardings=by_position)()
+        i, f = np.zeros(shape.slots, np.int32), np.zeros(shape.slots, np.float32)
+        self.slots = jax.device_put(Slots(i, f, i, Sampling(i, f, i, f)), replicated)
+        shardings = jax.tree.map(lambda x: x.sharding, weights), by_position, replicated
 
-        def compile_it(program: Callable, *rows: Rows) -> Callable:
+        def compile_program(program: Callable, *chunks: Chunks) -> Callable:
             jitted = jax.jit(
                 program,
-                in_shardings=(*places, *(whole for _ in rows)),
-                out_shardings=(cuts, whole),
+                in_shardings=(*shardings, *(replicated for _ in chunks)),
+                out_shardings=(by_position, replicated),
                 donate_argnums=1,
             )
-            return jitted.lower(weights, self.caches, self.slots, *rows).compile()
+            return jitted.lower(weights, self.caches, self.slots, *chunks).compile()
 
-        attend = attend_by_sums if on_cpu else decoder.cached_attention
-        self.prefill = compile_it(partial(prefill, c=c), shape.rows_of([]))
-        self.decode = compile_it(partial(decode, c=c, attend=attend))
+        attention_fn = attention_without_matmul if on_cpu else decoder.cached_attention
+        self.prefill = compile_program(
+            partial(prefill, config=config), shape.chunks([])
+        )
+        self.decode = compile_program(
+            partial(decode, config=config, attention_fn=attention_fn)
+        )
 
-    def step(self, rows: Rows | None) -> jax.Array:
-        """Read these pieces, or let all slots say one token: the newest of each slot,
-        which is still being computed."""
-        program, more = (self.decode, ()) if rows is None else (self.prefill, (rows,))
+    def step(self, chunks: Chunks | None) -> Slots:
+        """Process these chunks, or generate a token in each slot; return the slots,
+        which are still being computed."""
+        program, more = (self.prefill, (chunks,)) if chunks else (self.decode, ())
         self.caches, self.slots = program(self.weights, self.caches, self.slots, *more)
         if self.must_wait:
-            self.slots.said.block_until_ready()
-        return self.slots.said
+            self.slots.tokens.block_until_ready()
+        return self.slots
 
 
 def serve(
-    engine: Engine, requests: list[Request], stops: set[int]
-) -> Iterator[Request | None]:
-    """Each request as soon as it is answered, and None after any other step.
+    engine: Engine,
+    requests: list[Request],
+    stop_tokens: set[int],
+    tokenizer: Any = None,
+    stream: bool = False,
+) -> Iterator[Request]:
+    """Yield a request after each token of its answer; finish_reason is set at the end.
 
-    A free slot takes the next request at once. The devices are a step ahead: while
-    they compute one, the tokens of the one before are looked at."""
+    A free slot takes the next request at once. The devices are one step ahead: while
+    they compute a step, the tokens of the step before are examined."""
     shape, waiting = engine.shape, deque(requests)
-    busy, pieces, under_way = {}, deque(), deque()  # busy: slot -> request
-    while waiting or busy or under_way:
+    busy, chunks, running = {}, deque(), deque()  # busy: slot -> request
+    while waiting or busy or running:
         for slot in range(shape.slots):
             if waiting and slot not in busy:
                 busy[slot] = request = waiting.popleft()
                 starts = range(0, len(request.prompt), shape.chunk)
-                pieces.extend((request, slot, start) for start in starts)
+                chunks.extend((request, slot, start) for start in starts)
         if busy:
-            asked, rows = busy.copy(), None
-            if pieces:  # prompts first, so that many slots speak in the steps after
-                rows = shape.rows_of(
-                    [pieces.popleft() for _ in range(min(shape.rows, len(pieces)))]
-                )
-                asked = {slot: busy[slot] for slot in rows.ends if slot in busy}
-            under_way.append((engine.step(rows), asked))
-            for slot, request in asked.items():
-                request.asked += 1
-                if request.asked == request.most:
-                    del busy[slot]  # free for the next, while its last word is computed
-        if len(under_way) > 1 or not busy:
-            said, asked = under_way.popleft()
-            said = np.asarray(said)
-            for slot, request in asked.items():
-                if request.finish:
+            active, step_chunks = busy.copy(), None
+            if chunks:  # prefill first, so that the decode steps after it are full
+                some = [chunks.popleft() for _ in range(min(shape.rows, len(chunks)))]
+                step_chunks = shape.chunks(some)
+                active = {slot: busy[slot] for slot in step_chunks.ends if slot in busy}
+            running.append((engine.step(step_chunks), active))
+            for slot, request in active.items():
+                request.scheduled += 1
+                if request.scheduled == request.max_tokens:
+                    del busy[slot]  # free while its last token is computed
+        if len(running) > 1 or not busy:
+            slots, active = running.popleft()
+            tokens, logprobs = np.asarray(slots.tokens), np.asarray(slots.logprobs)
+            for slot, request in active.items():
+                if request.finish_reason:
                     continue  # it had stopped while this step was queued
-                request.said.append(int(said[slot]))
-                if request.said[-1] in stops:
-                    request.finish = "stop"
-                    if busy.get(slot) is request:
-                        del busy[slot]
-                elif len(request.said) == request.most:
-                    request.finish = "length"
-                if request.finish:
-                    yield request
-            yield None
+                request.logprobs.append(float(logprobs[slot]))
+                needs_text = request.stop or stream
+                request.append(
+                    int(tokens[slot]), stop_tokens, tokenizer if needs_text else None
+                )
+                if request.finish_reason and busy.get(slot) is request:
+                    del busy[slot]
+                yield request
 
 
-# ------------------------------------------------------------- processes, memory, lines
+# ---------------------------------------------------------- processes, memory, messages
 
 
-def meet(options: argparse.Namespace) -> None:
-    """Meet the other processes, if there are any; ValueError if that cannot be."""
-    by_hand = (options.coordinator, options.processes, options.process)
-    if not options.distributed and by_hand == (None, None, None):
+def connect(options: argparse.Namespace) -> None:
+    """Connect to the other processes, if any; raise ValueError if that fails."""
+    manual = options.coordinator, options.processes, options.process
+    if not options.distributed and manual == (None, None, None):
         for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"):
             if int(os.environ.get(name) or 1) > 1:
                 raise ValueError(
-                    f"{name} is {os.environ[name]}: without --distributed, or "
-                    "--coordinator and its like, each process would answer everything"
+                    f"{name} is {os.environ[name]}, so each process would answer every "
+                    "request; use --distributed, or --coordinator and its companions"
                 )
         return
     try:
-        jax.distributed.initialize(  # which listens at this address, and at no other
-            *by_hand, coordinator_bind_address=options.coordinator
+        jax.distributed.initialize(  # listens at this address only
+            *manual, coordinator_bind_address=options.coordinator
         )
     except RuntimeError as error:
-        raise ValueError(f"cannot join the other processes: {error}") from None
+        raise ValueError(f"cannot connect to the other processes: {error}") from None
 
 
-def agree(*what: object) -> None:
-    """ValueError in all processes if they would not take the same steps."""
-    told = repr(what).encode()
-    sums = multihost_utils.process_allgather(np.int32(zlib.crc32(told) >> 1))
-    if (sums != sums[0]).any():
+def check_same(*values: object) -> None:
+    """Raise ValueError in all processes unless the values are the same in all."""
+    checksum = np.int32(zlib.crc32(repr(values).encode()) >> 1)
+    checksums = multihost_utils.process_allgather(checksum)
+    if (checksums != checksums[0]).any():
         raise ValueError("all processes need the same model, options and prompts")
 
 
 def fitting_sharding(tensor: decoder.Tensor, mesh: Mesh) -> NamedSharding:
-    """A tensor cut as decoder says if that divides, and otherwise whole everywhere."""
+    """Return decoder.tensor_sharding if the tensor is divisible, else replicate it."""
     try:
         return decoder.tensor_sharding(tensor, mesh)
     except ValueError:
@@ -600,152 +780,165 @@ def plan(
     mesh: Mesh,
     dtype: np.dtype,
 ) -> Shape:
-    """The sizes that these requests need; it lets no answer go on past the cache.
-
-    positions is how many the model was made for. ValueError if a prompt does not fit.
-    """
-    needed = max(len(request.prompt) + request.most for request in requests)
+    """Return the sizes that these requests need, and reduce max_tokens where the cache
+    ends. Raise ValueError if a prompt does not fit."""
+    needed = max(len(request.prompt) + request.max_tokens for request in requests)
     length = options.length or int(min(needed, positions))
     if length > positions:
-        raise ValueError(f"--length {length}: the model was made for {positions}")
+        raise ValueError(f"--length {length}: the model supports at most {positions}")
     for request in requests:
         size = len(request.prompt)
         if size >= length:
             raise ValueError(
-                f"the prompt of {request.name!r} has {size} tokens, and with one of "
-                f"an answer it has to fit into {length} positions"
+                f"prompt of {request.name!r} has {size:,} tokens; prompt and answer "
+                f"have {length:,} positions"
             )
-    short = [r for r in requests if r.most > length - len(r.prompt)]
-    if short:
-        told = f"that of {short[0].name!r} after {length - len(short[0].prompt)} tokens"
-        say(f"{len(short)} answers end where {length} positions are full: {told}")
+    short = [r for r in requests if r.max_tokens > length - len(r.prompt)]
     for request in short:
-        request.most = length - len(request.prompt)
+        request.max_tokens = length - len(request.prompt)
+    if short:
+        log(
+            f"{len(short)} answers may end early, after {length:,} positions: that of "
+            f"{short[0].name!r} after {short[0].max_tokens:,} tokens"
+        )
     sizes = [len(request.prompt) for request in requests]
     chunk = min(max(sizes), 16 if mesh.devices.flat[0].platform == "cpu" else 128)
     rows = min(ROWS, sum(math.ceil(size / chunk) for size in sizes))
     group = mesh.shape["group"]
-    length = math.ceil(length / group) * group  # so that the cut divides
+    length = math.ceil(length / group) * group  # the cache is sharded over positions
     return Shape(min(options.slots, len(requests)), length, rows, chunk, dtype)
 
 
 def check_room(parts: dict[str, int], mesh: Mesh, less: str) -> None:
-    """ValueError if parts, in bytes, are too much for a device of this process."""
-    here = mesh.local_devices
-    room = (here[0].memory_stats() or {}).get("bytes_limit")
-    if not room and (table := Path("/proc/meminfo")).exists():
-        available = re.search(r"MemAvailable: +(\d+) kB", table.read_text())
-        room = int(available[1]) * 1024 // len(here)
-    if room and room < sum(parts.values()):
-        told = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in parts.items())
+    """Raise ValueError if parts, in bytes, exceed a device's memory; less names what
+    would need less."""
+    devices = mesh.local_devices
+    available = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if not available and (table := Path("/proc/meminfo")).exists():
+        found = re.search(r"MemAvailable: +(\d+) kB", table.read_text())
+        available = int(found[1]) * 1024 // len(devices)
+    if available and available < sum(parts.values()):
+        sizes = ", ".join(f"{name} {size / 2**30:,.2f}" for name, size in parts.items())
         raise ValueError(
             f"too little memory: a device needs {sum(parts.values()) / 2**30:,.2f} GiB "
-            f"({told}) and has {room / 2**30:,.2f}; {less} need less"
+            f"({sizes}) and has {available / 2**30:,.2f}; {less} need less"
         )
 
 
-def check_memory(c: decoder.Config, mesh: Mesh, shape: Shape) -> None:
-    """ValueError if weights, cache and logits would not fit on a device of this
-    process; of what is computed in between it knows nothing."""
-    wide, tree = shape.dtype.itemsize, jax.tree.leaves(decoder.model_tensors(c))
-    cuts = [fitting_sharding(tensor, mesh).shard_shape(tensor.shape) for tensor in tree]
-    cache = 2 * c.num_layers * shape.slots * shape.length * c.num_kv_heads * c.head_dim
+def check_memory(config: decoder.Config, mesh: Mesh, shape: Shape) -> None:
+    """Raise ValueError if weights, cache and logits would not fit on a device of this
+    process; temporary memory is not counted."""
+    itemsize = shape.dtype.itemsize
+    blocks = [
+        math.prod(fitting_sharding(tensor, mesh).shard_shape(tensor.shape))
+        for tensor in jax.tree.leaves(decoder.model_tensors(config))
+    ]
+    cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     parts = {
-        "weights": sum(map(math.prod, cuts)) * wide,
-        "cache": cache * wide // mesh.size,
-        "logits": max(shape.slots, shape.rows) * c.vocab_size * 4,
+        "weights": sum(blocks) * itemsize,
+        "cache": cache * shape.slots * shape.length * itemsize // mesh.size,
+        "logits": max(shape.slots, shape.rows) * config.vocab_size * 4,
     }
     check_room(parts, mesh, "fewer --slots, a shorter --length or more devices")
 
 
-def say(text: str) -> None:
-    """Tell who looks on how far it is: process 0 does, on stderr."""
+def log(text: str) -> None:
+    """Print progress on stderr, in process 0."""
     if jax.process_index() == 0:
         print(text, file=sys.stderr, flush=True)
 
 
-def prepare(
-    options: argparse.Namespace,
-) -> tuple[Engine, list[Request], set[int], Any]:
-    """All that is needed to answer, or ValueError or OSError with the reason why not.
-
-    What can be refused is refused before any weight is read."""
-    c, positions, stops, tokenizer, files = read_model(options.folder)
-    requests = read_requests(options, c, tokenizer)
-    lora = None
+def prepare(options: argparse.Namespace) -> tuple[Engine, list[Request], Model]:
+    """Return all that is needed to generate; raise ValueError or OSError if something
+    is invalid, which is checked before weights are read where that is possible."""
+    model = read_model(options.folder)
+    requests = read_requests(options, model)
+    config, lora = model.config, None
     if options.adapters:
         import adapters
 
         try:
             lora = adapters.read_lora_config(options.adapters)
         except (KeyError, TypeError, AttributeError) as error:
-            why = f"{options.adapters} is not as it should be: {error!r}"
-            raise ValueError(why) from None
+            raise ValueError(f"{options.adapters} is malformed: {error!r}") from None
 
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.emulate)
-    meet(options)
+    connect(options)
     devices = jax.devices()
     use = options.devices or len(devices)
     if use > len(devices) or (jax.process_count() > 1 and use < len(devices)):
-        raise ValueError(f"--devices {use}: there are {len(devices)} in all processes")
-    mesh = decoder.model_mesh(c, devices[:use])
-    kind = next(iter(files.values())).dtype
+        raise ValueError(f"--devices {use}: all processes have {len(devices)} together")
+    mesh = decoder.model_mesh(config, devices[:use])
+    dtype = next(iter(model.files.values())).dtype
     if devices[0].platform == "cpu":
-        kind = np.float32  # with others it is slow
-    dtype = jnp.dtype(options.dtype or kind)
-    if dtype == np.float32:  # a TPU's products would be rounded
+        dtype = np.float32  # CPUs are slow in others
+    dtype = jnp.dtype(options.dtype or dtype)
+    if dtype == np.float32:  # TPUs would round the operands of matrix products
         jax.config.update("jax_default_matmul_precision", "highest")
-    shape = plan(options, requests, positions, mesh, dtype)
-    check_memory(c, mesh, shape)
+    shape = plan(options, requests, model.positions, mesh, dtype)
+    check_memory(config, mesh, shape)
     if jax.process_count() > 1:
-        agree(requests, shape, sorted(stops), lora)
+        check_same(requests, shape, sorted(model.stop_tokens), lora)
     if lora:
-        added, _ = adapters.load_adapters(options.adapters, c, mesh, fitting_sharding)
+        added, _ = adapters.load_adapters(
+            options.adapters, config, mesh, fitting_sharding
+        )
 
-    told = f"{len(requests)} prompts, {shape.slots} at a time, {dtype}"
-    say(f"{told}, on {mesh.size} {devices[0].device_kind} devices")
-    begun = time.monotonic()
-    weights = jax.block_until_ready(
-        decoder.load_model(files, c, mesh, dtype, fitting_sharding)
+    if model.sampling:
+        defaults = ", ".join(f"{name} {x:g}" for name, x in model.sampling.items())
+        log(f"defaults of generation_config.json: {defaults}")
+    log(
+        f"{len(requests)} prompts, {shape.slots} at a time, {dtype}, on {mesh.size} "
+        f"{devices[0].device_kind} devices"
     )
+    start = time.monotonic()
+    weights = decoder.load_model(model.files, config, mesh, dtype, fitting_sharding)
     if lora:
         weights = adapters.with_adapters(weights, added, lora.scale)
     loaded = time.monotonic()
-    engine = Engine(weights, c, mesh, shape)
+    engine = Engine(weights, config, mesh, shape)
     compiled = time.monotonic()
-    say(f"loaded in {loaded - begun:.1f} s, compiled in {compiled - loaded:.1f} s")
-    return engine, requests, stops, tokenizer
+    log(f"loaded in {loaded - start:.1f} s, compiled in {compiled - loaded:.1f} s")
+    return engine, requests, model
 
 
 def main(options: argparse.Namespace) -> None:
-    """Answer all requests, each on a line of stdout as soon as it is whole."""
+    """Answer all requests, each on a line of stdout when it is finished."""
     try:
-        # Libraries print too: what they write to stdout goes to stderr.
-        lines = open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
+        # Libraries print, too: what they write to stdout goes to stderr.
+        stdout = open(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
         os.dup2(2, 1)
-        engine, requests, stops, tokenizer = prepare(options)
+        engine, requests, model = prepare(options)
     except OSError as error:
-        end(REFUSED, f"{error.filename or 'stdout'}: {error.strerror}")
+        exit_now(BAD_INPUT, f"{error.filename or 'stdout'}: {error.strerror}")
     except ValueError as error:
-        end(REFUSED, str(error))
-    begun = told = time.monotonic()
-    done = 0
-    for request in serve(engine, requests, stops):
-        done += request is not None
-        if request and jax.process_index() == 0:
+        exit_now(BAD_INPUT, str(error))
+    tokenizer, stop_tokens = model.tokenizer, model.stop_tokens
+    start = reported = time.monotonic()
+    finished = 0
+    for request in serve(engine, requests, stop_tokens, tokenizer, options.stream):
+        lines = []
+        if options.stream and (text := request.new_text()):
+            line = {"id": request.name, "new_text": text}
+            lines.append(json.dumps(line, ensure_ascii=False))
+        if request.finish_reason:
+            finished += 1
+            lines.append(request.as_json(tokenizer, options.logprobs))
+        if lines and jax.process_index() == 0:
             try:
-                print(request.as_json(tokenizer), file=lines, flush=True)
-            except BrokenPipeError:  # nobody reads on
-                end(PIPE_CLOSED)
+                print(*lines, sep="\n", file=stdout, flush=True)
+            except BrokenPipeError:  # the reader has ended
+                exit_now(PIPE_CLOSED)
             except OSError as error:
-                end(1, f"cannot print the answers: {error.strerror}")
-        if time.monotonic() > told + 1:
-            told = time.monotonic()
-            say(f"{done} of {len(requests)} answers")
-    tokens, seconds = sum(len(r.said) for r in requests), time.monotonic() - begun
-    say(f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second")
+                exit_now(1, f"cannot write the answers: {error.strerror}")
+        if time.monotonic() > reported + 1:
+            reported = time.monotonic()
+            log(f"{finished} of {len(requests)} answers")
+    seconds = time.monotonic() - start
+    tokens = sum(len(request.generated) for request in requests)
+    log(f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from toy_model import (
     prepared,
     start_in,
     start_two,
+    write_gemma,
     write_model,
     write_rows,
 )
@@ -324,3 +325,20 @@ def test_settings_have_everything_that_affects_the_losses(place, monkeypatch):
     assert len({*found}) == len(found) == 12
     same = ["--save-every", 3, "--log-every", 2, "--eval", "data.jsonl", "--length", 99]
     assert settings(*usual, *same) == settings(*usual)
+
+
+def test_losses_of_gemma3(tmp_path):
+    """They are those of the decoder's forward pass, which scales embeddings, has two
+    bases of RoPE, and layers that attend to 10 of 24 positions."""
+    write_gemma(tmp_path / "model")
+    weights, config = plain_weights(tmp_path / "model")
+    tokens = np.random.default_rng(9).integers(2, 321, (2, 25), np.int32)
+    batch = fine_tune.Batch(tokens[:, :-1], tokens[:, 1:])
+    total, count = fine_tune.sum_losses(weights, batch, config, lambda tree: tree)
+    positions = np.broadcast_to(np.arange(24), (2, 24))
+    x, _ = decoder.hidden_states(weights, batch.tokens, positions, config)
+    logits = decoder.compute_logits(weights, x, config)
+    labels = jax.nn.one_hot(batch.targets, 321)
+    expected = optax.softmax_cross_entropy(logits, labels).sum()
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    assert count == 48

@@ -131,7 +131,28 @@ def make_int8(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"BF16"', b'"I8"  ', 1))
 
 
+def remove_key(name: str) -> Callable:
+    """Return a function that removes a key of the JSON object in a file."""
+
+    def write(path: Path) -> None:
+        data = json.loads(path.read_text())
+        del data[name]
+        path.write_text(json.dumps(data))
+
+    return write
+
+
+def replace_by_bin(index: Path) -> None:
+    """Replace the safetensors files and their index."""
+    for path in index.parent.glob("model*"):
+        path.unlink()
+    index.with_name("pytorch_model.bin").write_bytes(b"")
+
+
 CONFIG, INDEX = "model/config.json", "model/model.safetensors.index.json"
+SINGLE = "model/model.safetensors"
+TWO = {"rope_type": "linear", "factor": 2.0}
+FOUR = {"rope_type": "linear", "factor": 4.0}
 TOKENIZER, NAMED = "model/tokenizer.json", "model/tokenizer_config.json"
 WEIGHTS, LORA = "model/model-00002-of-00003.safetensors", "adapters/adapter_config.json"
 
@@ -139,7 +160,11 @@ WEIGHTS, LORA = "model/model-00002-of-00003.safetensors", "adapters/adapter_conf
 @pytest.mark.parametrize(
     ("file", "damage", "named"),
     [
-        (CONFIG, change(model_type="gpt2"), "model_type"),
+        (CONFIG, change(model_type="gpt2", num_attention_heads=None), "'gpt2'"),
+        (CONFIG, remove_key("rope_theta"), '"rope_theta": 10000.0'),
+        (CONFIG, change(rope_parameters={"rope_theta": 5e5}), "rope_theta is 500000.0"),
+        (CONFIG, change(rope_scaling=TWO, rope_parameters=FOUR), "factor is 4.0"),
+        (CONFIG, overwrite(b"\xff{}"), CONFIG),
         (CONFIG, change(num_attention_heads="8"), "num_attention_heads"),
         (CONFIG, change(vocab_size=99), "model.embed_tokens"),
         (CONFIG, change(tie_word_embeddings=True), "config.json"),
@@ -148,6 +173,8 @@ WEIGHTS, LORA = "model/model-00002-of-00003.safetensors", "adapters/adapter_conf
         (WEIGHTS, overwrite(b"version https://git-lfs"), "git lfs pull"),
         (WEIGHTS, make_int8, WEIGHTS),
         (INDEX, truncate, INDEX),
+        (INDEX, replace_by_bin, "pytorch_model.bin"),
+        (SINGLE, overwrite(b""), f"{SINGLE} is not listed in {INDEX}"),
         (TOKENIZER, overwrite(b"no"), TOKENIZER),
         (LORA, change(peft_type="IA3"), LORA),
         (LORA, change(r=8), "adapters"),
@@ -175,7 +202,12 @@ EXAMPLES = (fine_tune, FINE_TUNE, "data.jsonl")
         (REQUESTS, b'{"tokens": [1], "prompt": "sea"}', '"tokens"'),
         (REQUESTS, b'{"tokens": [1], "max_token": 5}', "max_token"),
         (REQUESTS, b'{"tokens": [1, 321]}', "321"),
-        (REQUESTS, b'{"tokens": []}', "prompt"),
+        (REQUESTS, b'{"tokens": [' + 5000 * b"9" + b"]}", "not valid JSON"),
+        (REQUESTS, 100_000 * b"[", "not valid JSON"),
+        (REQUESTS, b'{"prompt": "\xff"}', "not valid JSON"),
+        (REQUESTS, b'{"prompt": "sea", "stop": [""]}', "stop"),
+        (REQUESTS, b'{"messages": []}', "chat template"),
+        (REQUESTS, b'{"tokens": []}', "tokens"),
         (REQUESTS, b'{"tokens": [1], "max_tokens": 2.5}', "max_tokens: 2.5"),
         (REQUESTS, b'{"tokens": [1], "temperature": NaN}', "temperature: NaN"),
         (EXAMPLES, b'{"answer": [1]}', '"tokens"'),

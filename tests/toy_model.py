@@ -25,6 +25,25 @@ CELL = {"jnp": jnp, "np": np}
 exec((ROOT / "book/cells/checkpoint.py").read_text(), CELL)
 # vocab_size 321 is not divisible by 8 devices.
 CONFIG = CELL["QWEN3"] | {"num_hidden_layers": 2, "vocab_size": 321}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 321,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 24,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "sliding_window": 10,
+    "sliding_window_pattern": 2,
+    "max_position_embeddings": 256,
+    "eos_token_id": None,
+}
 WORDS = {"<s>": 1, "the": 15, "sea": 7, "is": 9, "blue": 53}
 WORDS |= {f"w{token}": token for token in {*range(321)} - {*WORDS.values()}}
 # Replaces the package tokenizers, which no session installs. It splits a text at spaces
@@ -76,6 +95,8 @@ REQUESTS = [
     {"tokens": prompt(2, 33), "max_tokens": 30, "temperature": 0.7, "seed": 6},
     {"prompt": "the sea is", "max_tokens": 12, "id": "text"},
     {"tokens": prompt(4, 92), "max_tokens": 50},  # more than fit into a slot
+    {"tokens": prompt(5, 6), "max_tokens": 12, "temperature": 2.0, "top_k": 3},
+    {"tokens": [7], "temperature": 3.0, "max_tokens": 12, "top_k": 90, "top_p": 0.6},
 ]
 RUNS = []
 
@@ -102,6 +123,19 @@ def write_model(folder: Path, seed: int = 0) -> None:
     CELL["write_checkpoint"](folder, CONFIG, CELL["random_tensors"](CONFIG, seed))
 
 
+def write_gemma(folder: Path) -> None:
+    """Write a Gemma 3 model with random weights, whose norms scale by 1 + weight."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GEMMA3))
+    rng, tensors = np.random.Generator(np.random.Philox(3)), {}
+    for tensor in jax.tree.leaves(decoder.model_tensors(decoder.read_config(folder))):
+        scale = 0.3 if len(tensor.shape) == 1 else 1.5 / tensor.shape[-1] ** 0.5
+        tensors[tensor.name] = (scale * rng.normal(size=tensor.shape)).astype(
+            jnp.bfloat16
+        )
+    CELL["write_checkpoint"](folder, GEMMA3, tensors)
+
+
 def write_rows(path: Path, rows: list) -> None:
     path.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
 
@@ -124,44 +158,67 @@ def start_two(place: Path, name: str, *args: list, code: str = "") -> list:
 
 
 def prepared(place: Path, *args: object):
-    """Return engine, requests and stop tokens of generate.py on one device."""
+    """Return engine, requests and model of generate.py on one device."""
     more = ["--length", LENGTH, "--devices", 1, *args]
     args = [place / "model", "--prompts", place / "requests.jsonl", *more]
-    return generate.prepare(options_of(generate, *args))[:3]
+    return generate.prepare(options_of(generate, *args))
 
 
-def answers(engine, requests, stops=frozenset()) -> dict:
+def answers(engine, requests, stops=frozenset(), tokenizer=None) -> dict:
     """Serve all requests; return the generated tokens by the name of the request."""
     for request in requests:
-        request.said, request.asked, request.finish = [], 0, ""
-    done = [one.name for one in generate.serve(engine, requests, stops) if one]
-    assert sorted(map(str, done)) == sorted(str(one.name) for one in requests)
-    return {request.name: request.said for request in requests}
+        request.generated, request.logprobs, request.scheduled = [], [], 0
+        request.finish_reason, request.text, request.streamed = "", "", 0
+    after_each = [*generate.serve(engine, requests, stops, tokenizer)]
+    assert {one.name for one in after_each} == {one.name for one in requests}
+    assert len(after_each) == sum(len(one.generated) for one in requests)
+    return {request.name: request.generated for request in requests}
 
 
 def plain_weights(folder: Path) -> tuple[dict, decoder.Config]:
     """Load a model in float32 on one device."""
-    c = decoder.read_config(folder)
-    mesh = decoder.model_mesh(c, jax.devices()[:1])
-    return decoder.load_model(decoder.open_model(folder), c, mesh, np.float32), c
+    config = decoder.read_config(folder)
+    mesh = decoder.model_mesh(config, jax.devices()[:1])
+    return decoder.load_model(
+        decoder.open_model(folder), config, mesh, np.float32
+    ), config
 
 
-def plain_answers(weights: dict, c: decoder.Config, requests: list) -> dict:
+def filtered(logits: np.ndarray, request: generate.Request) -> np.ndarray:
+    """Return logits [vocab_size] without the tokens that top_k and top_p exclude."""
+    order = np.argsort(-logits)[: request.top_k or None]
+    p = np.exp(logits[order] / request.temperature - logits.max())
+    size = 1 + int((p.cumsum() / p.sum() < request.top_p).sum())
+    kept = np.full_like(logits, -np.inf)
+    kept[order[:size]] = logits[order[:size]]
+    return kept
+
+
+def plain_answers(weights: dict, config: decoder.Config, requests: list) -> dict:
     """Return the answers of the model, one request and one token at a time."""
+    results = plain_results(weights, config, requests)
+    return {name: tokens for name, (tokens, _) in results.items()}
+
+
+def plain_results(weights: dict, config: decoder.Config, requests: list) -> dict:
+    """Return the answers, each with the log-probabilities of its tokens."""
 
     @jax.jit
-    def next_token(weights, tokens, size, seed, temperature):
-        x, _ = decoder.hidden_states(weights, tokens[None], jnp.arange(LENGTH)[None], c)
-        logits = decoder.compute_logits(weights, x[0, size - 1], c)[None]
-        return decoder.sample(logits, seed[None], size[None], temperature[None])[0]
+    def next_logits(weights, tokens, size):
+        positions = jnp.arange(LENGTH)[None]
+        x, _ = decoder.hidden_states(weights, tokens[None], positions, config)
+        return decoder.compute_logits(weights, x[0, size - 1], config)
 
     found = {}
     for request in requests:
-        tokens = [*request.prompt]
-        draw = np.int32(request.seed), np.float32(request.heat)
-        for _ in range(request.most):
-            padded = np.pad(tokens, (0, LENGTH - len(tokens)))
-            size = np.int32(len(tokens))
-            tokens.append(int(next_token(weights, padded, size, *draw)))
-        found[request.name] = tokens[len(request.prompt) :]
+        tokens, logprobs = [*request.prompt], []
+        temperature = np.float32(request.temperature)
+        for _ in range(request.max_tokens):
+            padded, size = np.pad(tokens, (0, LENGTH - len(tokens))), len(tokens)
+            logits = np.asarray(next_logits(weights, padded, np.int32(size)))
+            some = filtered(logits, request) if request.temperature else logits
+            args = np.int32([request.seed]), np.int32([size]), temperature[None]
+            tokens.append(int(decoder.sample(some[None], *args)[0]))
+            logprobs.append(jax.nn.log_softmax(logits)[tokens[-1]])
+        found[request.name] = tokens[len(request.prompt) :], logprobs
     return found
