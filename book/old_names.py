@@ -250,8 +250,8 @@ PLACING = [
         "fails",
         "0.6.2",
         "0.7.0",
-        "split.shard_shape((8, 2))",
-        (1, 2),
+        'jax.device_put(x, NamedSharding(mesh, P("x")))',
+        np.arange(8),
     ),
     Row(
         "jax.sharding.PmapSharding",
