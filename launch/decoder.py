@@ -462,9 +462,9 @@ def open_model(folder: str | Path) -> Files:
     if not index.exists():
         if not single.exists() and (other := [*Path(folder).glob("*.bin")]):
             raise ValueError(
-                f"{folder} has {other[0].name}, but no safetensors file; convert it: "
-                "https://parallel-jax.github.io/parallel-jax/book/generate.html"
-                "#convert-other-formats"
+                f"{folder} has {other[0].name}, but no safetensors file; convert it by "
+                "save_pretrained of Transformers (the page of generate.py says how, "
+                "under Convert other formats)"
             )
         return open_safetensors(single)
     try:
