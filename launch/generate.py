@@ -791,7 +791,7 @@ def plan(
         if size >= length:
             raise ValueError(
                 f"prompt of {request.name!r} has {size:,} tokens; prompt and answer "
-                f"have {length:,} positions"
+                f"together may have at most {length:,}"
             )
     short = [r for r in requests if r.max_tokens > length - len(r.prompt)]
     for request in short:
