@@ -27,7 +27,6 @@ NOT_PORTABLE = {  # syntax that only Sphinx, Jupyter or one website understands
 EXPLAINED = {  # shared cells that a chapter explains and therefore does not fold
     "02_train_on_one_device": "digits",
     "05_collectives": r"chips-\S*",
-    "29_pretrained_weights": r"checkpoint-\S*|decoder-(?!sample|step)\S*",
     "30_generate": "decoder-(sample|step)",
     "31_fine_tune": r"adapters-\S*",
 }
