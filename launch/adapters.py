@@ -201,8 +201,8 @@ def read_lora_config(folder: str | Path) -> LoraConfig:
         data = json.loads(path.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
-    if data.get("peft_type") != "LORA":
-        raise ValueError(f"{path}: peft_type {data.get('peft_type')!r} is not LORA")
+    if not isinstance(data, dict) or data.get("peft_type") != "LORA":
+        raise ValueError(f"{path}: its peft_type is not LORA")
     unsupported = [name for name in UNSUPPORTED if data.get(name)]
     if data.get("bias", "none") != "none":
         unsupported.append(f"bias {data['bias']!r}")
@@ -211,13 +211,14 @@ def read_lora_config(folder: str | Path) -> LoraConfig:
         unsupported.append(f"init_lora_weights {init!r}, which may change the base")
     if unsupported:
         raise ValueError(f"{path}: not supported: {', '.join(unsupported)}")
-    modules = data["target_modules"]
-    if isinstance(modules, str) or not {*modules} <= {*TARGETS}:
+    modules, rank, alpha = map(data.get, ("target_modules", "r", "lora_alpha"))
+    if not isinstance(modules, list) or not {*map(str, modules)} <= {*TARGETS}:
         raise ValueError(
             f"{path}: target_modules {modules} is not a list of some of "
             f"{', '.join(TARGETS)}"
         )
-    rank, alpha = data["r"], data["lora_alpha"]
+    if type(rank) is not int or rank < 1 or not isinstance(alpha, int | float):
+        raise ValueError(f"{path}: r {rank!r} or lora_alpha {alpha!r} is not valid")
     if data.get("use_rslora"):
         alpha *= math.sqrt(rank)  # its scale is alpha / sqrt(rank)
     return LoraConfig(rank, alpha, tuple(name for name in TARGETS if name in modules))
