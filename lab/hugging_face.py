@@ -10,7 +10,6 @@ Both compute in float32, because in bfloat16 they round in different orders.
 """
 
 import json
-import math
 import os
 import re
 import runpy
@@ -20,7 +19,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -257,11 +256,12 @@ def batches_of(base: Path, rows: Path) -> Callable[[int], tuple]:
     import fine_tune
     import generate
 
-    every = fine_tune.read_rows(rows, generate.read_model(base), [], math.inf)
-    longest = max(len(row.tokens) for row in every)
+    options = SimpleNamespace(model=base, max_length=None, split_turns=False)
+    every = fine_tune.read_examples(rows, generate.read_model(base), [], options)
+    longest = max(len(example.tokens) for example in every)
 
     def batch(step: int) -> tuple:
-        some = fine_tune.rows_of_step(every, 0, step, BATCH)
+        some = fine_tune.examples_of_step(every, 0, step, BATCH)
         tokens, targets = fine_tune.make_batch(some, BATCH, longest)
         labels = np.full(tokens.shape, -100)
         labels[:, 1:] = np.where(targets[:, :-1] < 0, -100, targets[:, :-1])
@@ -346,13 +346,14 @@ def fine_tune(folder: Path) -> dict:
         for n in DEVICES:
             out = folder / f"{what} {n}"
             kind = ["--rank", RANK, "--alpha", ALPHA] if is_lora else ["--full"]
-            args = [base, rows, "--out", out, "--steps", STEPS, "--rate", rate, *kind]
+            args = [base, rows, "--out", out, "--steps", STEPS, *kind]
             args += ["--emulate", n, "--log-every", 1, "--batch", BATCH]
+            args += ["--learning-rate", rate]
             command = [sys.executable, record.ROOT / FINE_TUNE, *args]
             done = subprocess.run(
                 [*map(str, command)], check=True, stdout=subprocess.PIPE, text=True
             )
-            printed = re.findall(r"^step +\d+  loss (\S+)$", done.stdout, re.M)
+            printed = re.findall(r"^step +\d+  loss (\S+)", done.stdout, re.M)
             assert len(printed) == STEPS, done.stdout
             row["off"][f"devices {n}"] = off(np.float64(printed), np.float64(losses))
         ours = folder / f"{what} 8"

@@ -1,14 +1,19 @@
-"""Fine-tune a Llama or Qwen3 model, as downloaded, on all devices there are.
+"""Fine-tune a Llama, Qwen3 or Gemma 3 model from a folder, on all devices.
 
-python fine_tune.py FOLDER DATA --out OUT          adapters (LoRA), as PEFT saves them
-python fine_tune.py FOLDER DATA --out OUT --full   all weights, saved as FOLDER is
+  python fine_tune.py MODEL DATA --out OUT              train LoRA adapters, as of PEFT
+  python fine_tune.py MODEL DATA --out OUT --full       train all weights
+  python fine_tune.py MODEL --merge ADAPTERS --out OUT  merge adapters into MODEL
 
-DATA has one JSON object on each line, {"prompt": "text", "answer": "text"} or
-{"tokens": [1, 15], "answer": [7, 9]}; only the tokens of answers count for the loss.
-It needs adapters.py, decoder.py, generate.py and lifecycle.py beside it, JAX, Optax,
-Orbax, and for text the package tokenizers. What it will not do it says in one sentence,
-with status 2, before it loads a weight. Stopped or killed, the same command goes on
-from the newest checkpoint; lifecycle.py says what its other statuses mean.
+DATA is a JSONL file; each line is one of
+  {"messages": [{"role": "user", "content": "..."}, ...]}   loss on assistant messages
+  {"prompt": "text", "answer": "text"}                      loss on the answer
+  {"text": "text"}                                          loss on all of it
+  {"tokens": [1, 15], "answer": [7, 9]}                     loss on the answer
+
+It needs adapters.py, decoder.py, generate.py and lifecycle.py beside it, JAX, Optax and
+Orbax; for text the package tokenizers, and for messages jinja2. Bad input ends it with
+one line on stderr and status 2. Repeat the same command to resume from the newest
+checkpoint; lifecycle.py lists the other statuses.
 """
 
 import faulthandler
@@ -24,12 +29,13 @@ if __name__ == "__main__":
 
 import argparse
 import functools
-import json
 import math
 import os
 import sys
+import time
 import zlib
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,552 +51,787 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from lifecycle import (
-    BAD_INPUT,
-    NO_RESTART,
-    SAVED,
-    exit_all,
-    log,
-    log_step,
-    set_deadline,
-)
+from lifecycle import NO_RESTART, exit_all, log, log_step, set_deadline
 
-SETTINGS = ("full", "rank", "alpha", "rate", "clip", "steps", "batch", "seed")
-TOGETHER = ("out", "save_every", "log_every")  # equal in all processes of a start, too
-PIECE = 128  # positions whose logits exist at a time
-BESIDE = ("*token*", "vocab*", "merges*", "chat_*", "generation_config.json")
+SETTINGS = ("full", "rank", "alpha", "target_modules", "int8", "batch", "seed")
+SETTINGS += ("learning_rate", "weight_decay", "max_grad_norm")  # fixed for a run
+SHARED = ("out", "save_every", "log_every", "accumulate")  # equal in all processes
+LOGITS_CHUNK = 128  # positions of each sequence whose logits exist at a time
+COPIED = ("*token*", "vocab*", "merges*", "chat_*", "generation_config.json")
 
 # ----------------------------------------------------------------------------- options
 
 
 def read_options() -> argparse.Namespace:
-    """The options of the command line, or their defaults."""
-    what, _, more = __doc__.partition("\n\n")
-    how = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = generate.Parser(description=what, epilog=more, **how)
-    option, count = parser.add_argument, generate.count
+    """Parse the command line."""
+    description, _, epilog = __doc__.partition("\n\n")
+    style = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    style["usage"] = "%(prog)s MODEL [DATA] --out OUT [options]"
+    parser = generate.Parser(description=description, epilog=epilog, **style)
+    count = generate.count
     natural, positive = generate.reader(int, 0), generate.reader(float, 1e-12, 1e12)
-    option("model", type=Path, metavar="FOLDER", help="has config.json, *.safetensors")
-    option("data", type=Path, metavar="DATA", help="rows to train on, one on a line")
-    option("--out", type=Path, required=True, help="a new folder, for the result")
-    option("--eval", type=Path, metavar="FILE", help="rows to score on, as DATA's")
-    option("--full", action="store_true", help="train all weights, and no adapters")
-    option("--rank", type=count, help="of the adapters (16)")
-    option("--alpha", type=positive, help="their scale is alpha / rank (32)")
-    option("--rate", type=positive, help="the highest learning rate (2e-4; full 1e-5)")
-    option("--clip", type=positive, default=1.0, help="longest gradient (%(default)s)")
-    option("--epochs", type=positive, help="how often to see each row (1)")
-    option("--steps", type=count, help="training steps in all, in place of --epochs")
-    option("--batch", type=count, default=8, help="rows a step (%(default)s)")
-    option("--length", type=count, help="most tokens of a row (as many as needed)")
-    kinds = ("float32", "bfloat16")
-    option("--dtype", choices=kinds, help="else float32 on a CPU, or as the files have")
-    option("--seed", type=natural, default=0, help="of adapters and order")
-    option("--folder", type=Path, help="where checkpoints go (OUT.checkpoints)")
-    option("--save-every", type=count, default=100, help="steps from save to save")
-    option("--log-every", type=count, default=10, help="steps from line to line")
-    option("--step-limit", type=positive, default=1800, help="seconds without a step")
-    option("--save-limit", type=positive, default=600, help="seconds for a save")
-    option("--tries", type=count, default=3, help="starts that may save nothing new")
-    option("--wait", type=count, default=1, help="seconds for another job to end")
-    option("--devices", type=count, help="how many to use (all)")
-    option("--emulate", type=count, help="devices for the CPU of a process to play")
-    option("--distributed", action="store_true", help="be one of several processes")
-    option("--coordinator", metavar="HOST:PORT", help="address of process 0")
-    option("--processes", type=count, help="how many processes there are")
-    option("--process", type=natural, help="the number of this one, from 0")
-    option("--heartbeat", type=count, default=100, help="seconds to wait for a sign")
+    decay = generate.reader(float, 0, 1e12)
+    option = parser.add_argument
+    option("model", type=Path, metavar="MODEL", help="folder with *.safetensors")
+    option("data", type=Path, nargs="?", metavar="DATA", help="examples to train on")
+    option("--out", type=Path, required=True, metavar="DIR", help="new result folder")
+    option("--eval", type=Path, metavar="FILE", help="held-out examples, as in DATA")
+    option("--merge", type=Path, metavar="DIR", help="merge these adapters into MODEL")
+    option("--full", action="store_true", help="train all weights instead of adapters")
+    groups = {
+        "adapters": (
+            ("--rank", count, None, "N", "LoRA rank (default: 16)"),
+            ("--alpha", positive, None, "X", "LoRA alpha (default: 32)"),
+        ),
+        "training": (
+            ("--epochs", positive, None, "X", "passes over DATA (default: 1)"),
+            ("--steps", count, None, "N", "optimizer steps, instead of --epochs"),
+            ("--batch", count, 8, "N", "sequences per optimizer step"),
+            ("--accumulate", count, 1, "N", "micro-batches that a batch is split into"),
+            ("--max-length", count, None, "N", "maximum tokens (default: the model's)"),
+            ("--learning-rate", positive, None, "X", "peak (default: 2e-4; full 1e-5)"),
+            ("--warmup", natural, None, "N", "warm-up steps (default: a tenth)"),
+            ("--weight-decay", decay, 0.0, "X", "AdamW's weight decay, of matrices"),
+            ("--max-grad-norm", positive, 1.0, "X", "clip gradients to this norm"),
+            ("--seed", natural, 0, "N", "of adapters and shuffling"),
+        ),
+        "checkpoints and logging": (
+            ("--folder", Path, None, "DIR", "checkpoints (default: OUT.checkpoints)"),
+            ("--save-every", count, 100, "N", "steps between checkpoints"),
+            ("--eval-every", count, 100, "N", "steps between evaluations"),
+            ("--log-every", count, 10, "N", "steps between progress lines"),
+            ("--step-limit", positive, 1800, "S", "seconds until a step is given up"),
+            ("--save-limit", positive, 600, "S", "seconds until a save is given up"),
+            ("--tries", count, 3, "N", "starts in a row without a new checkpoint"),
+            ("--wait", count, 1, "S", "seconds to wait for another job to end"),
+        ),
+        "devices and processes": (
+            ("--devices", count, None, "N", "devices to use (default: all)"),
+            ("--emulate", count, None, "N", "emulate N devices on the CPU"),
+            ("--coordinator", str, None, "HOST:PORT", "address of process 0"),
+            ("--processes", count, None, "N", "number of processes"),
+            ("--process", natural, None, "N", "index of this process, from 0"),
+            ("--heartbeat", count, 100, "S", "seconds until a process counts as lost"),
+        ),
+    }
+    for title, rows in groups.items():
+        group = parser.add_argument_group(title).add_argument
+        for name, read, default, metavar, text in rows:
+            text += "" if default is None else " (default: %(default)s)"
+            group(name, type=read, default=default, metavar=metavar, help=text)
+        groups[title] = group
+    modules = {"nargs": "+", "choices": adapters.TARGETS, "metavar": "NAME"}
+    text = f"projections with adapters (default: {' '.join(adapters.TARGETS)})"
+    groups["adapters"]("--target-modules", **modules, help=text)
+    text = "store the frozen projections in int8"
+    groups["adapters"]("--int8", action="store_true", help=text)
+    text = "one example for each assistant message, without later messages"
+    groups["training"]("--split-turns", action="store_true", help=text)
+    text = "of the computation (default: float32 on CPUs, else that of the files)"
+    groups["training"]("--dtype", choices=("float32", "bfloat16"), help=text)
+    text = "join the processes that a launcher has started"
+    groups["devices and processes"]("--distributed", action="store_true", help=text)
+
     options = parser.parse_args()
-    if options.full and (options.rank or options.alpha):
-        parser.error("--rank and --alpha are of adapters, and --full trains none")
+    if (options.data is None) == (options.merge is None):
+        parser.error("give either DATA to train on, or --merge ADAPTERS")
+    of_lora = options.rank, options.alpha, options.target_modules, options.int8
+    if options.full and any(of_lora):
+        names = "--rank, --alpha, --target-modules and --int8"
+        parser.error(f"{names} are for adapters, and --full trains none")
     if options.steps and options.epochs:
-        parser.error("give --steps or --epochs, not both")
+        parser.error("--steps and --epochs exclude each other")
     generate.check_processes(parser, options)
     if not options.full:
         options.rank, options.alpha = options.rank or 16, options.alpha or 32.0
-    options.rate = options.rate or (1e-5 if options.full else 2e-4)
+        modules = options.target_modules or adapters.TARGETS
+        options.target_modules = [n for n in adapters.TARGETS if n in modules]
+    options.learning_rate = options.learning_rate or (1e-5 if options.full else 2e-4)
     options.out = options.out.resolve()
     folder = options.folder or Path(f"{options.out}.checkpoints")
-    options.folder = folder.resolve()  # Orbax asks for an absolute path
+    options.folder = folder.resolve()  # Orbax needs an absolute path
     return options
 
 
-# -------------------------------------------------------------------------------- rows
+# ---------------------------------------------------------------------------- examples
 
 
-class Row(NamedTuple):
-    """A prompt and its answer."""
+class Example(NamedTuple):
+    """A sequence of tokens, and the spans of it that are trained on."""
 
-    tokens: list[int]  # of both
-    start: int  # where the answer begins
+    tokens: list[int]
+    spans: list[tuple[int, int]]  # start >= 1, and stop
 
 
 class Batch(NamedTuple):
-    """Rows of one length t."""
+    """Sequences, padded to the same length t."""
 
-    tokens: np.ndarray  # i32[batch, t], filled up with zeros
-    targets: np.ndarray  # i32[batch, t]: the next token if it is of an answer, or -1
+    tokens: np.ndarray  # i32[batch, t], padded with zeros
+    targets: np.ndarray  # i32[batch, t]: the next token if it is trained on, else -1
 
 
-def end_of_answers(folder: Path, tokenizer: Any) -> list[int]:
-    """The token to put after an answer that is a text, or none: the one that
-    tokenizer_config.json names, or else the only one of config.json."""
+def read_stop_tokens(folder: Path, tokenizer: Any) -> list[int]:
+    """Return the token that ends an answer or a text, in a list, or an empty list.
+
+    It is the eos_token of tokenizer_config.json, or else config.json's only one."""
     path = folder / "tokenizer_config.json"
-    name = json.loads(path.read_text()).get("eos_token") if path.exists() else None
+    name = generate.read_optional(path).get("eos_token")
     name = name.get("content") if isinstance(name, dict) else name
-    if name is None or isinstance(tokenizer, str):
-        stop = json.loads((folder / "config.json").read_text()).get("eos_token_id")
+    if not isinstance(name, str) or isinstance(tokenizer, str):
+        stop = generate.read_optional(folder / "config.json").get("eos_token_id")
         return [stop] if type(stop) is int else []
     if (stop := tokenizer.token_to_id(name)) is None:
-        raise ValueError(f"{path}: its eos_token {name!r} is not in tokenizer.json")
+        raise ValueError(f"{path}: eos_token {name!r} is not in tokenizer.json")
     return [stop]
 
 
-def read_row(said: Any, model: generate.Model, stop: list[int], most: float) -> Row:
-    """A line's row; ValueError if it has no answer, or more tokens than most."""
-    if not isinstance(said, dict) or ("prompt" in said) == ("tokens" in said):
-        raise ValueError('it is no object with either "prompt" or "tokens"')
-    if unknown := said.keys() - {"prompt", "tokens", "answer", "id"}:
-        raise ValueError(f"it has {sorted(unknown)}, which mean nothing here")
-    if "answer" not in said:
-        raise ValueError('it has no "answer"')
-    is_text, read = "prompt" in said, generate.read_tokens
-    how = (model.tokenizer, model.config.vocab_size, is_text)
-    if not is_text and not isinstance(said["answer"], list):
-        raise ValueError("its answer is no list of tokens, and its prompt is one")
-    prompt = read("prompt", said["prompt" if is_text else "tokens"], *how)
-    answer = read("answer", said["answer"], *how, special=False) + stop * is_text
-    if (size := len(prompt) + len(answer)) > most:
-        raise ValueError(f"it has {size} tokens with its answer, and may have {most}")
-    return Row(prompt + answer, len(prompt))
+def split_prefix(prompt: list[int], tokens: list[int], hint: str) -> tuple[int, int]:
+    """Return the span of tokens after a prompt; raise ValueError if it is no prefix."""
+    if tokens[: len(prompt)] != prompt:
+        raise ValueError(f"followed by its answer, the prompt changes tokens: {hint}")
+    return max(len(prompt), 1), len(tokens)
 
 
-def read_rows(
-    path: Path, model: generate.Model, stop: list[int], most: float
-) -> list[Row]:
-    """The rows of a file; ValueError, with the place, for one that will not do."""
-    rows = []
-    for where, line in generate.read_lines(path):
-        said = generate.read_json(where, line)
+def read_messages(
+    messages: Any, model: generate.Model, options: argparse.Namespace
+) -> list[Example]:
+    """Return one example of a conversation, or with --split-turns one for each answer.
+
+    Each answer's span is found by encoding the conversation before it and with it."""
+
+    def encode(count: int, prompt: bool) -> list[int]:
+        text = generate.read_chat_template(options.model)(messages[:count], prompt)
+        args = model.tokenizer, model.config.vocab_size, True
+        return generate.read_tokens("messages", text, *args, special=False)
+
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise ValueError("messages is not a list of objects")
+    examples, tokens, spans = [], [], []
+    for index, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
+        prompt, answered = encode(index, True), encode(index + 1, False)
+        hint = f"message {index} does not begin with the template's generation prompt"
+        span = split_prefix(prompt, answered, hint)
+        if options.split_turns:
+            examples.append(Example(answered, [span]))
+        elif prompt[: len(tokens)] != tokens:
+            raise ValueError(
+                f"the chat template renders the messages before message {index} "
+                "differently once it follows: use --split-turns"
+            )
+        tokens = answered
+        spans.append(span)
+    if not spans:
+        raise ValueError("messages has no message of the role assistant")
+    return examples or [Example(tokens, spans)]
+
+
+def read_examples_of(
+    data: Any, model: generate.Model, stop: list[int], options: argparse.Namespace
+) -> list[Example]:
+    """Return the examples of one line; raise ValueError if it is malformed."""
+    kinds = ("messages", "text", "prompt", "tokens")
+    kind = [name for name in kinds if isinstance(data, dict) and name in data]
+    if len(kind) != 1:
+        raise ValueError(
+            'not an object with one "messages", "text", "prompt" or "tokens"'
+        )
+    (kind,) = kind
+    has_answer = {"answer"} if kind in ("prompt", "tokens") else set()
+    if unknown := data.keys() - {kind, "id"} - has_answer:
+        raise ValueError(f"unknown keys beside {kind}: {', '.join(sorted(unknown))}")
+    if missing := has_answer - data.keys():
+        raise ValueError(f"{kind} without {', '.join(missing)}")
+    if kind == "messages":
+        return read_messages(data[kind], model, options)
+
+    def encode(name: str, value: Any) -> list[int]:
+        args = model.tokenizer, model.config.vocab_size, kind != "tokens"
+        return generate.read_tokens(name, value, *args)
+
+    if kind == "tokens":
+        prompt, answer = encode("tokens", data[kind]), encode("answer", data["answer"])
+        return [Example(prompt + answer, [(len(prompt), len(prompt + answer))])]
+    prompt, text = [], data[kind]
+    if kind == "prompt":
+        prompt = encode("prompt", text)
+        if not isinstance(data["answer"], str):
+            raise ValueError("the answer is not text")
+        text += data["answer"]
+    tokens = encode(kind, text)
+    hint = "move the space between them to the answer"
+    span = split_prefix(prompt, tokens + stop, hint)
+    if len(tokens) == len(prompt) or span[0] == span[1]:
+        raise ValueError("no token to train on: the text or answer is empty")
+    return [Example(tokens + stop, [span])]
+
+
+def read_examples(
+    path: Path, model: generate.Model, stop: list[int], options: argparse.Namespace
+) -> list[Example]:
+    """Read a JSONL file; raise ValueError, with the line, for a bad example."""
+    examples = []
+    longest = min(options.max_length or math.inf, model.positions)
+    for place, line in generate.read_lines(path):
+        data = generate.read_json(place, line)
         try:
-            rows.append(read_row(said, model, stop, most))
+            added = read_examples_of(data, model, stop, options)
+            if (size := max(len(one.tokens) for one in added)) > longest:
+                source = "--max-length" if options.max_length else "the model"
+                raise ValueError(f"{size:,} tokens, but {source} allows {longest:,}")
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-    if not rows:
-        raise ValueError(f"{path} has no row")
-    return rows
+            raise ValueError(f"{place}: {error}") from None
+        examples += added
+    if not examples:
+        raise ValueError(f"{path} has no examples")
+    return examples
 
 
-@functools.lru_cache(maxsize=2)  # a batch may be of two epochs
-def order_of(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of all rows in an epoch: i64[count]."""
+@functools.lru_cache(maxsize=2)  # a batch may contain examples of two epochs
+def order_of_epoch(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return a permutation of all examples: i64[count]."""
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def rows_of_step(rows: list[Row], seed: int, step: int, batch: int) -> list[Row]:
-    """The rows of a step, the same whenever they are asked for: epochs follow each
+def examples_of_step(
+    examples: list[Example], seed: int, step: int, batch: int
+) -> list[Example]:
+    """Return the batch of a step, which depends on nothing else: epochs follow each
     other without a gap."""
-    places = [divmod(step * batch + i, len(rows)) for i in range(batch)]
-    return [rows[order_of(len(rows), seed, epoch)[place]] for epoch, place in places]
+    places = [divmod(step * batch + i, len(examples)) for i in range(batch)]
+    count = len(examples)
+    return [examples[order_of_epoch(count, seed, epoch)[i]] for epoch, i in places]
 
 
 def bucket(size: int, longest: int) -> int:
-    """The length of a batch whose longest row has size tokens, where the longest row of
-    all has longest: a power of two, or the last length, so that few are compiled."""
-    unit = PIECE if longest > PIECE else 16
+    """Return the padded length of a batch whose longest example has size tokens.
+
+    It is a power of two, at most the longest example of all, rounded up, so that few
+    lengths are compiled."""
+    unit = LOGITS_CHUNK if longest > LOGITS_CHUNK else 16
     return min(max(16, 1 << (size - 1).bit_length()), math.ceil(longest / unit) * unit)
 
 
-def make_batch(rows: list[Row], batch: int, longest: int) -> Batch:
-    """These rows, and empty ones up to a batch."""
-    t = bucket(max(len(row.tokens) for row in rows), longest)
+def make_batch(examples: list[Example], batch: int, longest: int) -> Batch:
+    """Return a batch of these examples, filled up with empty ones."""
+    t = bucket(max(len(one.tokens) for one in examples), longest)
     tokens, targets = np.zeros((batch, t), np.int32), np.full((batch, t), -1, np.int32)
-    for number, (said, start) in enumerate(rows):
-        tokens[number, : len(said)] = said
-        targets[number, start - 1 : len(said) - 1] = said[start:]
+    for i, (sequence, spans) in enumerate(examples):
+        tokens[i, : len(sequence)] = sequence
+        for start, stop in spans:
+            targets[i, start - 1 : stop - 1] = sequence[start:stop]
     return Batch(tokens, targets)
 
 
 # ------------------------------------------------------------------------------- model
 
 
+class Best(NamedTuple):
+    """The trained parameters with the lowest evaluation loss so far."""
+
+    params: Any  # as they are exported
+    loss: jax.Array  # f32[]
+    step: jax.Array  # i32[]
+
+
 class State(NamedTuple):
-    """What is trained, and what the optimizer remembers of it."""
+    """Everything that a checkpoint stores."""
 
-    params: Any  # adapters, or weights: float32
-    memory: Any
-
-
-Place = Callable[[Any, Mesh], NamedSharding]  # of what has a shape
+    params: Any  # adapters, or all weights: float32
+    opt_state: Any
+    best: Best | None  # None without --eval
 
 
-def spread(x: Any, mesh: Mesh) -> NamedSharding:
-    """Cut along the first axis that divides, as in FSDP; small is what has one axis."""
+ShardingOf = Callable[[Any, Mesh], NamedSharding]  # of anything that has a shape
+
+
+def fsdp_sharding(x: Any, mesh: Mesh) -> NamedSharding:
+    """Shard the first axis that divides, as in FSDP; replicate vectors."""
     for axis, size in enumerate(x.shape):
         if size % mesh.size == 0 and len(x.shape) > 1:
             return NamedSharding(mesh, P(*[None] * axis, "data"))
     return NamedSharding(mesh, P())
 
 
-def whole(x: Any, mesh: Mesh) -> NamedSharding:
-    """Copied to each device."""
+def replicated(x: Any, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def gather(tree: Any, dtype: np.dtype, mesh: Mesh, place: Place) -> Any:
-    """The same arrays in this type, whole on each device; their gradients are summed
-    into where they lie."""
+def gather(tree: Any, dtype: np.dtype, mesh: Mesh, sharding_of: ShardingOf) -> Any:
+    """All-gather arrays in this dtype (int8 stays int8). In the backward pass their
+    gradients are reduced, in float32, to the sharding of the parameters."""
 
     @jax.custom_vjp
-    def one(x: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x.astype(dtype), whole(x, mesh))
+    def gather_one(x: jax.Array) -> jax.Array:
+        x = x if x.dtype == jnp.int8 else x.astype(dtype)
+        return jax.lax.with_sharding_constraint(x, replicated(x, mesh))
 
-    def back(_: None, g: jax.Array) -> tuple[jax.Array]:
+    def backward(_: None, g: jax.Array) -> tuple[jax.Array]:
         g = g.astype(np.float32)
-        return (jax.lax.with_sharding_constraint(g, place(g, mesh)),)
+        return (jax.lax.with_sharding_constraint(g, sharding_of(g, mesh)),)
 
-    one.defvjp(lambda x: (one(x), None), back)
-    return jax.tree.map(one, tree)
+    gather_one.defvjp(lambda x: (gather_one(x), None), backward)
+    return jax.tree.map(gather_one, tree)
 
 
 def sum_losses(
-    weights: dict, batch: Batch, c: decoder.Config, gather: Callable
+    weights: dict, batch: Batch, config: decoder.Config, gather: Callable
 ) -> tuple[jax.Array, jax.Array]:
-    """The losses of all tokens of answers, added up, f32[], and how many there are.
+    """Return the sum f32[] of the losses of all trained tokens, and their number.
 
-    Of a layer only the input is kept: the rest is computed again on the way back."""
+    Only the input of each layer is stored; the backward pass recomputes the rest."""
     b, t = batch.tokens.shape
     positions = jnp.broadcast_to(jnp.arange(t), (b, t))
 
     @partial(jax.checkpoint, static_argnums=2)
     def layer(x: jax.Array, w: dict, config: decoder.Config) -> jax.Array:
-        x, w = jax.lax.optimization_barrier(
-            (x, w)
-        )  # gather no weight before x is there
+        x, w = jax.lax.optimization_barrier((x, w))  # do not gather w before x exists
         return decoder.decoder_layer(x, gather(w), config, positions, None)[0]
 
-    tables = gather({name: w for name, w in weights.items() if name != "layers"})
-    x = tables["embed_tokens"][batch.tokens] * c.embed_scale
-    for index, w in enumerate(weights["layers"]):
-        x = layer(x, w, c.of_layer(index))
-    x = decoder.rms_norm(x, tables["norm"], c.rms_norm_eps, c.norm_offset)
+    top = gather({name: w for name, w in weights.items() if name != "layers"})
+    x = top["embed_tokens"][batch.tokens] * config.embed_scale
+    for i, w in enumerate(weights["layers"]):
+        x = layer(x, w, config.of_layer(i))
+    x = decoder.rms_norm(x, top["norm"], config.rms_norm_eps, config.norm_offset)
 
     @jax.checkpoint
-    def losses(piece: tuple[jax.Array, jax.Array]) -> jax.Array:
-        x, targets = piece
-        scores, known = decoder.compute_logits(tables, x, c), jnp.maximum(targets, 0)
-        loss = optax.softmax_cross_entropy_with_integer_labels(scores, known)
+    def chunk_loss(chunk: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, targets = chunk
+        logits, labels = decoder.compute_logits(top, x, config), jnp.maximum(targets, 0)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.where(targets < 0, 0, loss).sum()
 
-    def cut(x: jax.Array) -> jax.Array:  # [b, t, ...] -> [pieces, b, positions, ...]
-        return x.reshape(b, -1, math.gcd(t, PIECE), *x.shape[2:]).swapaxes(0, 1)
+    def chunks(x: jax.Array) -> jax.Array:  # [b, t, ...] -> [n, b, t / n, ...]
+        return x.reshape(b, -1, math.gcd(t, LOGITS_CHUNK), *x.shape[2:]).swapaxes(0, 1)
 
-    total = jax.lax.map(losses, (cut(x), cut(batch.targets))).sum()
+    total = jax.lax.map(chunk_loss, (chunks(x), chunks(batch.targets))).sum()
     return total, (batch.targets >= 0).sum()
 
 
-# ------------------------------------------------------------------- what is asked for
+# --------------------------------------------------------------------------------- job
 
 
 class Job(NamedTuple):
-    """All that is known before there is a device."""
+    """Everything that is known before devices are used."""
 
     model: generate.Model
-    rows: list[Row]
-    held_out: list[Row]
-    longest: int  # tokens of a row
+    examples: list[Example]
+    held_out: list[Example]
+    longest: int  # tokens of an example
     steps: int
+    warmup: int
     lora: adapters.LoraConfig | None  # None: all weights are trained
     trained: Any  # a tree of decoder.Tensor
 
 
-def read_job(options: argparse.Namespace) -> Job:
-    """What is asked for; ValueError or OSError with the reason why that cannot be."""
+def check_out(options: argparse.Namespace) -> None:
+    """Raise ValueError or OSError unless --out can be written."""
     if options.out.exists():
-        raise ValueError(f"{options.out} exists: nothing is written over it")
-    model = generate.read_model(options.model)
-    most = options.length or model.positions
-    if most > model.positions:
-        raise ValueError(f"--length {most}: the model was made for {model.positions}")
-    try:
-        stop = end_of_answers(options.model, model.tokenizer)
-    except (AttributeError, TypeError, json.JSONDecodeError) as error:
-        why = f"tokenizer_config.json is not as it should be: {error}"
-        raise ValueError(f"{options.model}: {why}") from None
-    rows = read_rows(options.data, model, stop, most)
-    held_out = read_rows(options.eval, model, stop, most) if options.eval else []
-    longest = max(len(row.tokens) for row in rows + held_out)
-    steps = math.ceil((options.epochs or 1) * len(rows) / options.batch)
+        raise ValueError(f"{options.out} exists: choose another --out, or remove it")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(options.out.parent, os.W_OK):
-        raise ValueError(f"{options.out.parent} cannot be written to")
-    lora, trained = None, decoder.model_tensors(model.config)
+        raise ValueError(f"{options.out.parent} is not writable")
+
+
+def read_job(options: argparse.Namespace) -> Job:
+    """Read and check all input but the weights; raise ValueError or OSError."""
+    model = generate.read_model(options.model)
+    config = model.config
+    if (n := options.max_length or 0) > model.positions:
+        raise ValueError(f"--max-length {n}: the model supports {model.positions}")
+    stop = read_stop_tokens(options.model, model.tokenizer)
+    files = [options.data, options.eval] if options.eval else [options.data]
+    examples, *held_out = (read_examples(f, model, stop, options) for f in files)
+    held_out = held_out[0] if held_out else []
+    longest = max(len(one.tokens) for one in examples + held_out)
+    steps = math.ceil((options.epochs or 1) * len(examples) / options.batch)
+    steps = options.steps or steps
+    warmup = steps // 10 if options.warmup is None else options.warmup
+    if warmup >= steps:
+        raise ValueError(f"--warmup {warmup} is not below the {steps} steps of the run")
+    lora, trained = None, decoder.model_tensors(config)
     if not options.full:
-        lora = adapters.LoraConfig(options.rank, options.alpha)
-        trained = adapters.adapter_tensors(model.config, lora)
-    return Job(model, rows, held_out, longest, options.steps or steps, lora, trained)
+        modules = tuple(options.target_modules)
+        lora = adapters.LoraConfig(options.rank, options.alpha, modules)
+        trained = adapters.adapter_tensors(config, lora)
+    check_out(options)
+    return Job(model, examples, held_out, longest, steps, warmup, lora, trained)
 
 
 def settings_of(options: argparse.Namespace, job: Job, dtype: np.dtype) -> dict:
-    """What decides the numbers of a run; of the model, the first row of each tensor."""
+    """Return what determines the result of a run; of the model, each tensor's first
+    row is checked."""
     files = job.model.files
-    firsts = b"".join(files[name][:1].tobytes() for name in sorted(files))
+    first_rows = b"".join(files[name][:1].tobytes() for name in sorted(files))
     settings = {name: getattr(options, name) for name in SETTINGS}
-    settings |= {"steps": job.steps, "dtype": str(dtype)}
-    for name, told in (("model", firsts), ("data", repr(job.rows).encode())):
-        settings[name] = f"checksum {zlib.crc32(told):08x}"
+    settings |= {"steps": job.steps, "warmup": job.warmup, "dtype": str(dtype)}
+    settings["eval_every"] = options.eval_every if job.held_out else None
+    for name, content in (
+        ("model", first_rows),
+        ("data", repr(job.examples).encode()),
+        ("eval", repr(job.held_out).encode()),
+    ):
+        settings[name] = f"checksum {zlib.crc32(content):08x}"
     return settings
 
 
 def check_memory(
     options: argparse.Namespace, job: Job, mesh: Mesh, dtype: np.dtype
 ) -> None:
-    """ValueError if a step on the longest rows is too much for a device. It is an
-    estimate: a compiler may need more, or less."""
+    """Raise ValueError if a step on the longest examples does not fit on a device.
 
-    def held(tree: Any, place: Place) -> int:
-        shapes = [place(x, mesh).shard_shape(x.shape) for x in jax.tree.leaves(tree)]
+    It is an estimate: compiled programs may need more, or less."""
+
+    def size(tree: Any, sharding_of: ShardingOf) -> int:
+        leaves = jax.tree.leaves(tree)
+        shapes = [sharding_of(x, mesh).shard_shape(x.shape) for x in leaves]
         return sum(map(math.prod, shapes))
 
-    c, t, wide = job.model.config, bucket(job.longest, job.longest), dtype.itemsize
-    tree, rows = decoder.model_tensors(c), options.batch // mesh.size
-    used = held(tree | {"layers": tree["layers"][0]}, whole)
-    layer = (
-        4 * c.hidden_size
-        + 2 * (c.num_heads + c.num_kv_heads) * c.head_dim
-        + 3 * c.intermediate_size
-    )
+    config, t = job.model.config, bucket(job.longest, job.longest)
+    tree, b = decoder.model_tensors(config), options.batch // options.accumulate
+    b, width = b // mesh.size, dtype.itemsize
+    layers, h = tree["layers"], config.hidden_size
+    top = {name: x for name, x in tree.items() if name != "layers"}
+    layer_width = 1 if options.int8 else width
+    qkv = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    activations = (4 * h + qkv + 3 * config.intermediate_size) * width
+    activations += 2 * config.num_heads * t * 4  # attention scores in float32
+    frozen = size(top, fsdp_sharding) * width
+    frozen += size(layers, fsdp_sharding) * layer_width
+    gathered = size(top, replicated) * width
+    gathered += size(layers[0], replicated) * layer_width
+    if not job.lora:
+        gathered += size(top | {"layers": layers[0]}, replicated) * 4  # gradients
+    bytes_per_param = 16 + (4 if options.accumulate > 1 else 0)
+    bytes_per_param += (4 if job.lora else 2) if job.held_out else 0  # the best
+    trained = size(job.trained, replicated if job.lora else fsdp_sharding)
     parts = {
-        "weights": held(tree, spread) * wide if job.lora else 0,
-        "state": 16 * held(job.trained, whole if job.lora else spread),
-        "gathered": used * (wide if job.lora else wide + 4) * (mesh.size > 1),
-        "inputs of layers": rows * t * c.num_layers * c.hidden_size * wide,
-        "a layer": 2 * rows * t * (layer * wide + 2 * c.num_heads * t * 4),
-        "logits": rows * math.gcd(t, PIECE) * c.vocab_size * 8,
+        "weights": frozen if job.lora else 0,
+        "state": bytes_per_param * trained,
+        "gathered": gathered * (mesh.size > 1),
+        "inputs of layers": b * t * config.num_layers * h * width,
+        "a layer": 2 * b * t * activations,
+        "logits": b * math.gcd(t, LOGITS_CHUNK) * config.vocab_size * 8,
     }
-    del parts[min("a layer", "logits", key=parts.get)]  # these are not there together
-    less = "a smaller --batch, a shorter --length or more devices"
+    del parts[min("a layer", "logits", key=parts.get)]  # not needed at the same time
+    less = "a higher --accumulate, a shorter --max-length or more devices"
     generate.check_room(parts, mesh, less)
 
 
 def choose_devices(options: argparse.Namespace, job: Job) -> tuple[Mesh, np.dtype]:
-    """The mesh, and the type to compute in; it ends all processes together if that
-    cannot be in one of them, which says why."""
+    """Return the mesh and the dtype to compute in.
+
+    Where that fails in one process, all exit, and that one says why."""
     devices = jax.devices()
-    use, why = options.devices or len(devices), ""
-    kind = next(iter(job.model.files.values())).dtype
-    if devices[0].platform == "cpu" or kind != jnp.bfloat16:
-        kind = np.float32  # a CPU is slow with others, gradients vanish in float16
-    dtype = jnp.dtype(options.dtype or kind)
+    use, error = options.devices or len(devices), ""
+    dtype = file_dtype(job.model)
+    if devices[0].platform == "cpu" or dtype != jnp.bfloat16:
+        dtype = np.float32  # CPUs are slow with others; gradients underflow in float16
+    dtype = jnp.dtype(options.dtype or dtype)
     mesh = Mesh(np.array(devices[:use]), ("data",), axis_types=(AxisType.Auto,))
     if use > len(devices) or (jax.process_count() > 1 and use < len(devices)):
-        why = f"--devices {use}: there are {len(devices)} in all processes"
-    elif options.batch % use:
-        why = f"--batch {options.batch} has to be a multiple of the {use} devices"
+        error = f"--devices {use}: there are {len(devices)} in all processes"
+    elif options.batch % (use * options.accumulate):
+        error = f"--batch {options.batch} is not a multiple of the {use} devices"
+        if options.accumulate > 1:
+            error += f" times --accumulate {options.accumulate}"
     else:
         try:
             check_memory(options, job, mesh, dtype)
-        except ValueError as error:
-            why = str(error)
-    refused = np.ravel(multihost_utils.process_allgather(np.bool_(why != "")))
-    if refused.any():
-        if jax.process_index() == refused.argmax():
-            print(why, file=sys.stderr, flush=True)
+        except ValueError as exception:
+            error = str(exception)
+    failed = np.ravel(multihost_utils.process_allgather(np.bool_(error != "")))
+    if failed.any():
+        if jax.process_index() == failed.argmax():
+            print(error, file=sys.stderr, flush=True)
         lifecycle.ignore_signals()
-        sys.exit(BAD_INPUT)
+        sys.exit(lifecycle.BAD_INPUT)
     return mesh, dtype
 
 
 # ----------------------------------------------------------------------------- the run
 
 
+def file_dtype(model: generate.Model) -> np.dtype:
+    return next(iter(model.files.values())).dtype
+
+
+def load_weights(model: generate.Model, mesh: Mesh, dtype: object) -> dict:
+    """Load a model's weights, sharded as in FSDP; exit if one is not finite."""
+    try:
+        return decoder.load_model(model.files, model.config, mesh, dtype, fsdp_sharding)
+    except ValueError as error:
+        exit_all(lifecycle.BAD_INPUT, str(error))
+
+
 class Run:
-    """What lies on the devices beside the state, and two programs, each of which is
-    compiled once for each length of a batch."""
+    """What is on the devices besides the state, and two jitted functions, each compiled
+    once for each padded length."""
 
     def __init__(
         self, options: argparse.Namespace, job: Job, mesh: Mesh, dtype: np.dtype
     ) -> None:
         self.options, self.job, self.mesh = options, job, mesh
-        self.place = whole if job.lora else spread
-        rate, warm = options.rate, job.steps // 10
-        rates = optax.warmup_cosine_decay_schedule(0.0, rate, warm, job.steps)
-        clip = optax.clip_by_global_norm(options.clip)
-        self.adam = adam = optax.chain(clip, optax.adam(rates))
-        self.base = self.load(dtype) if job.lora else {}
-        bring = partial(gather, dtype=dtype, mesh=mesh, place=self.place)
+        self.sharding_of = replicated if job.lora else fsdp_sharding
+        peak, decay = options.learning_rate, options.weight_decay
+        schedule = optax.warmup_cosine_decay_schedule(0.0, peak, job.warmup, job.steps)
+        matrices = partial(jax.tree.map, lambda x: x.ndim > 1)
+        adamw = optax.adamw(schedule, weight_decay=decay, mask=matrices)
+        clip = optax.clip_by_global_norm(options.max_grad_norm)
+        self.optimizer = optimizer = optax.chain(clip, adamw)
+        self.export_dtype = np.dtype(np.float32) if job.lora else file_dtype(job.model)
+        self.base = load_weights(job.model, mesh, dtype) if job.lora else {}
+        if options.int8:  # one layer at a time, whose old weights are freed
+            layers, quantize = self.base["layers"], jax.jit(adapters.quantize_layers)
+            for i in range(len(layers)):
+                (layers[i],) = quantize({"layers": [layers[i]]})["layers"]
+        args = {"dtype": dtype, "mesh": mesh, "sharding_of": self.sharding_of}
+        gather_all = partial(gather, **args)
 
         def score(params: Any, base: dict, batch: Batch) -> tuple[jax.Array, jax.Array]:
             if job.lora:
                 params = adapters.with_adapters(base, params, job.lora.scale)
-            return sum_losses(params, batch, job.model.config, bring)
+            return sum_losses(params, batch, job.model.config, gather_all)
 
         def step(state: State, base: dict, batch: Batch) -> tuple[State, jax.Array]:
-            def mean_loss(params: Any) -> jax.Array:
-                total, count = score(params, base, batch)
-                return total / count
+            def add_micro_batch(sums: Any, batch: Batch) -> tuple[Any, None]:
+                grad = jax.value_and_grad(score, has_aux=True)
+                (total, count), grads = grad(state.params, base, batch)
+                return jax.tree.map(jnp.add, sums, (total, count, grads)), None
 
-            loss, grads = jax.value_and_grad(mean_loss)(state.params)
-            updates, memory = adam.update(grads, state.memory)
-            return State(optax.apply_updates(state.params, updates), memory), loss
+            zeros = jax.tree.map(jnp.zeros_like, state.params)
+            sums = jnp.float32(0), jnp.int32(0), zeros
+            (total, count, grads), _ = jax.lax.scan(add_micro_batch, sums, batch)
+            grads = jax.tree.map(lambda g: g / count, grads)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+            return State(params, opt_state, state.best), total / count
 
-        copied = NamedSharding(mesh, P())
-        cut = jax.tree.map(lambda x: x.sharding, self.like())
-        self.step = jax.jit(step, out_shardings=(cut, copied), donate_argnums=0)
-        self.score = jax.jit(score, out_shardings=copied)
+        def best(params: Any, loss: jax.Array, step: jax.Array) -> Best:
+            export = jax.tree.map(lambda x: x.copy().astype(self.export_dtype), params)
+            return Best(export, loss, step)
 
-    def load(self, dtype: object) -> dict:
-        """The model's weights, spread over the devices."""
-        model = self.job.model
-        return decoder.load_model(model.files, model.config, self.mesh, dtype, spread)
+        scalar = NamedSharding(mesh, P())
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+        self.step = jax.jit(step, out_shardings=(shardings, scalar), donate_argnums=0)
+        self.score = jax.jit(score, out_shardings=scalar)
+        self.best = jax.jit(best, out_shardings=shardings.best)
 
-    def like(self) -> State:
-        """Shapes, types and places of a state."""
+    def abstract_state(self) -> State:
+        """Return the shapes, dtypes and shardings of a state."""
 
-        def one(x: decoder.Tensor) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(x.shape, np.float32)
+        def make() -> State:
+            params = jax.tree.map(lambda x: jnp.zeros(x.shape), self.job.trained)
+            export = jax.tree.map(lambda x: x.astype(self.export_dtype), params)
+            best = Best(export, jnp.float32(0), jnp.int32(0))
+            opt_state = self.optimizer.init(params)
+            return State(params, opt_state, best if self.job.held_out else None)
 
-        def placed(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return x.update(sharding=self.place(x, self.mesh))
+        def with_sharding(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return x.update(sharding=self.sharding_of(x, self.mesh))
 
-        params = jax.tree.map(one, self.job.trained)
-        memory = jax.eval_shape(self.adam.init, params)
-        return jax.tree.map(placed, State(params, memory))
+        return jax.tree.map(with_sharding, jax.eval_shape(make))
 
-    def begin(self) -> State:
-        """The state before the first step."""
-        if self.job.lora:
-            key, c = jax.random.key(self.options.seed), self.job.model.config
-            params = adapters.init_adapters(key, c, self.job.lora, self.mesh, whole)
+    def init_state(self) -> State:
+        """Return the state before the first step."""
+        job = self.job
+        if job.lora:
+            args = job.model.config, job.lora, self.mesh, replicated
+            params = adapters.init_adapters(jax.random.key(self.options.seed), *args)
         else:
-            params = self.load(np.float32)
-        cut = jax.tree.map(lambda x: x.sharding, self.like().memory)
-        return State(params, jax.jit(self.adam.init, out_shardings=cut)(params))
+            params = load_weights(job.model, self.mesh, np.float32)
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state().opt_state)
+        opt_state = jax.jit(self.optimizer.init, out_shardings=shardings)(params)
+        largest = np.finfo(np.float32).max  # a checkpoint with inf is not saved
+        best = self.best(params, largest, np.int32(0)) if job.held_out else None
+        return State(params, opt_state, best)
 
-    def put(self, rows: list[Row]) -> Batch:
-        """A batch of these rows, each device's on that device."""
-        split = NamedSharding(self.mesh, P("data"))
+    def put(self, examples: list[Example], micro_batches: int) -> Batch:
+        """Return micro-batches [n, batch / accumulate, t], sharded over sequences."""
+        sharding = NamedSharding(self.mesh, P(None, "data"))
+        size = self.options.batch // self.options.accumulate * micro_batches
 
-        def one(x: np.ndarray) -> jax.Array:
-            return jax.make_array_from_callback(x.shape, split, x.__getitem__)
+        def put_one(x: np.ndarray) -> jax.Array:
+            x = x.reshape(micro_batches, -1, x.shape[1])
+            return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
-        return jax.tree.map(one, make_batch(rows, self.options.batch, self.job.longest))
+        return jax.tree.map(put_one, make_batch(examples, size, self.job.longest))
 
-    def evaluate(self, state: State) -> str:
-        """The mean loss of a token of the answers that were held out, in words."""
-        rows, size, sums = self.job.held_out, self.options.batch, np.zeros(2)
-        for first in range(0, len(rows), size):
-            batch = self.put(rows[first : first + size])
+    def evaluate(self, state: State, done: int) -> float:
+        """Log and return the mean loss per trained token of the held-out examples."""
+        held_out, sums = self.job.held_out, np.zeros(2)
+        size = self.options.batch // self.options.accumulate
+        for first in range(0, len(held_out), size):
+            batch = self.put(held_out[first : first + size], 1)
+            batch = jax.tree.map(lambda x: x[0], batch)
             sums += jax.device_get(self.score(state.params, self.base, batch))
-        return f"eval loss {sums[0] / sums[1]:.6f} a token, of {sums[1]:.0f} tokens"
+        loss = sums[0] / sums[1]
+        if not np.isfinite(loss):
+            exit_all(NO_RESTART, f"the eval loss of step {done} is {loss}")
+        log_step(done, f"eval loss {loss:.6f}")
+        return loss
 
 
 def train(run: Run, settings: dict) -> Any:
-    """The params after all steps, from the newest checkpoint that is whole, if there is
-    one; told to stop, it saves and ends the program."""
+    """Train from the newest intact checkpoint, if there is one, and return the
+    parameters to export. If told to stop, save and exit."""
     options, job, log_losses = run.options, run.job, lifecycle.log_losses
     on_cpu = run.mesh.devices.flat[0].platform == "cpu"
-    must_wait = on_cpu and jax.__version_info__ < (0, 12)  # emulated, and old
-    limits = options.folder, settings, options.save_limit
-    with lifecycle.Checkpoints(*limits) as checkpoints:
-        begun, state = checkpoints.restore(run.like())
+    must_wait = on_cpu and jax.__version_info__ < (0, 12)  # old emulated devices
+    args = options.folder, settings, options.save_limit
+    with lifecycle.Checkpoints(*args) as checkpoints:
+        begun, state = checkpoints.restore(run.abstract_state())
         if begun:
             log_step(begun, "restored")
         else:
-            state = run.begin()
+            state = run.init_state()
         if job.held_out:
-            log_step(begun, run.evaluate(state))
+            run.evaluate(state, begun)
         if jax.process_count() == 1:
             lifecycle.exit_if_stopped(received)
         done, stopping = begun, False
-        late = []  # steps with their losses, to be looked at later
+        losses = []  # of steps that are still running, to be logged later
+        speed, tokens, since = "", 0, None
         while done < job.steps and not stopping:
             set_deadline("the next step", options.step_limit)
-            rows = rows_of_step(job.rows, options.seed, done, options.batch)
-            state, loss = run.step(state, run.base, run.put(rows))
+            batch = examples_of_step(job.examples, options.seed, done, options.batch)
+            state, loss = run.step(state, run.base, run.put(batch, options.accumulate))
             if must_wait:
                 loss.block_until_ready()
             done += 1
-            # Looked at once a step: no stop without a save.
+            tokens += sum(len(one.tokens) for one in batch)
+            # Asked once a step: no stop without a save.
             stop = lifecycle.should_stop(received, done - begun)
             stopping = stop and done < job.steps
             if done % options.log_every == 0:
-                log_losses(late, options.log_every)  # the interval is queued behind
-            late.append((done, loss))
+                # Waits for the steps of the interval before this one.
+                now = time.monotonic()
+                if since:
+                    left = (job.steps - done) * (now - since) / options.log_every
+                    speed = f"  {tokens / (now - since):,.0f} tokens/s"
+                    speed += f"  {timedelta(seconds=round(left))} left"
+                since, tokens = now, 0
+                log_losses(losses, options.log_every, speed)
+            losses.append((done, loss))
             checkpoints.check_save()
+            evaluating = done % options.eval_every == 0 or done == job.steps
+            if job.held_out and evaluating:
+                log_losses(losses, options.log_every, speed)
+                loss = run.evaluate(state, done)
+                if loss < state.best.loss:
+                    args = np.float32(loss), np.int32(done)
+                    state = state._replace(best=run.best(state.params, *args))
             if done % options.save_every == 0 or done == job.steps or stopping:
-                log_losses(late, options.log_every)
+                log_losses(losses, options.log_every, speed)
                 checkpoints.save(done, state)
-                if job.held_out and not stopping:
-                    log_step(done, run.evaluate(state))
-        set_deadline(
-            "the next step", math.inf
-        )  # there is none, and a save has its own limit
+        set_deadline("the next step", math.inf)  # a save has a deadline of its own
     if stopping:
-        exit_all(SAVED, f"stopped: the same command goes on after step {done}")
-    return state.params
+        exit_all(
+            lifecycle.SAVED, f"stopped at step {done}: the same command resumes from it"
+        )
+    if not job.held_out:
+        return state.params
+    log(f"best eval loss {state.best.loss:.6f}, at step {state.best.step}")
+    return state.best.params
 
 
 def save_result(options: argparse.Namespace, job: Job, params: Any) -> None:
-    """Write what was trained into --out. Where that fails, nothing is left of it, and
-    all processes end together."""
-    what, c = f"the save of {options.out}", job.model.config
+    """Write the result to --out; if that fails, exit all processes."""
+    if job.lora:
+        args = job.model.config, job.lora, str(options.model)
+        save = partial(adapters.save_adapters, options.out, params, *args)
+    else:
+        dtype = file_dtype(job.model)
+        shardings = jax.tree.map(lambda x: x.sharding, params)
+        cast = partial(jax.tree.map, lambda x: x.astype(dtype))
+        params = jax.jit(cast, out_shardings=shardings)(params)
+        if not lifecycle.checksums(params)[1]:
+            why = f"the weights overflow in {dtype}"
+            exit_all(NO_RESTART, f"{options.out} is not written: {why}")
+        save = partial(save_weights, options, job.model, params)
+    advice = f"the weights are in {options.folder}; free space and repeat the command"
+    write(options, save, advice)
+
+
+def save_weights(
+    options: argparse.Namespace, model: generate.Model, params: Any
+) -> None:
+    """Write a model folder, with the tokenizer and other small files of MODEL."""
+    small_files = {path for name in COPIED for path in options.model.glob(name)}
+    config = options.model / "config.json"
+    args = params, model.config, config, 5 * 10**9, tuple(small_files)
+    decoder.save_model(options.out, *args)
+
+
+def write(options: argparse.Namespace, save: Callable, advice: str) -> None:
+    """Call save within --save-limit; where it fails, exit all processes."""
+    what = f"the save of {options.out}"
     set_deadline(what, options.save_limit)
     try:
-        if job.lora:
-            base = str(options.model)
-            adapters.save_adapters(options.out, params, c, job.lora, base)
-        else:
-            kind = next(iter(job.model.files.values())).dtype
-            cuts = jax.tree.map(lambda x: x.sharding, params)
-            narrow = partial(jax.tree.map, lambda x: x.astype(kind))
-            params = jax.jit(narrow, out_shardings=cuts)(params)
-            if not lifecycle.checksums(params)[1]:
-                exit_all(
-                    NO_RESTART, f"as {kind} not all weights are finite: not written"
-                )
-            beside = {path for name in BESIDE for path in options.model.glob(name)}
-            config = options.model / "config.json"
-            decoder.save_model(options.out, params, c, config, 5 * 10**9, tuple(beside))
+        save()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", error)
-        exit_all(
-            NO_RESTART,
-            f"{options.out} is not written: {why}; what was trained is in "
-            f"{options.folder}, and the same command writes it once it can",
-        )
+        exit_all(NO_RESTART, f"{options.out} is not written: {why}; {advice}")
     set_deadline(what, math.inf)
     log(f"{options.out} is written")
 
 
-def main(options: argparse.Namespace) -> None:
-    """Fine-tune, and write the result."""
-    set_deadline("the next step", options.step_limit)
-    lifecycle.exit_if_stopped(received)
-    try:
-        job = read_job(options)
-    except (OSError, ValueError) as error:
-        why = str(error)
-        if isinstance(error, OSError):
-            why = f"{error.filename}: {error.strerror}"
-        print(" ".join(why.split()), file=sys.stderr)
-        sys.exit(BAD_INPUT)
+def merge(options: argparse.Namespace) -> None:
+    """Write MODEL with adapters merged into it, in the dtype of its files."""
+    model = generate.read_model(options.model)
+    adapters.read_lora_config(options.merge)  # before it connects
+    check_out(options)
+    connect(options)
+    devices = np.array(jax.devices()[: options.devices])
+    mesh = Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
+    args = options.merge, model.config, mesh, replicated
+    pairs, lora = adapters.load_adapters(*args)
+    dtype = file_dtype(model)
+    weights = load_weights(model, mesh, dtype)
+    shardings = jax.tree.map(lambda x: x.sharding, weights)
+    add = partial(adapters.merge_adapters, scale=lora.scale, dtype=dtype)
+    add = jax.jit(add, out_shardings=shardings, donate_argnums=0)
+    merged = add(weights, pairs)
+    write(options, partial(save_weights, options, model, merged), "repeat the command")
+
+
+def connect(options: argparse.Namespace) -> None:
+    """Configure JAX, and join the other processes, if any."""
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.emulate)
     lifecycle.connect(options)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Fine-tune or merge, and write the result."""
+    set_deadline("the next step", options.step_limit)
+    lifecycle.exit_if_stopped(received)
+    try:
+        if options.merge:
+            return merge(options)
+        job = read_job(options)
+    except (OSError, ValueError) as error:
+        message = str(error)
+        if isinstance(error, OSError):
+            message = f"{error.filename}: {error.strerror}"
+        print(" ".join(message.split()), file=sys.stderr)
+        sys.exit(lifecycle.BAD_INPUT)
+    connect(options)
     mesh, dtype = choose_devices(options, job)
-    if dtype == np.float32:  # a TPU's products would be rounded
+    if dtype == np.float32:  # TPUs would round the products to bfloat16
         jax.config.update("jax_default_matmul_precision", "highest")
     settings = settings_of(options, job, dtype)
-    together = {name: str(getattr(options, name)) for name in TOGETHER}
-    lifecycle.claim_run(settings | together | {"eval": job.held_out}, options)
+    shared = {name: str(getattr(options, name)) for name in SHARED}
+    lifecycle.claim_run(settings | shared, options)
 
-    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(job.trained))
-    answers = sum(len(row.tokens) - row.start for row in job.rows)
-    log(f"{len(job.rows)} rows with {answers} tokens of answers, {job.steps} steps")
+    params = sum(math.prod(x.shape) for x in jax.tree.leaves(job.trained))
+    spans = [span for one in job.examples for span in one.spans]
+    tokens = sum(stop - start for start, stop in spans)
+    log(f"{len(job.examples)} examples, {tokens:,} trained tokens, {job.steps} steps")
     kind = mesh.devices.flat[0].device_kind
-    log(f"{numbers:,} numbers to train, in {dtype} on {mesh.size} {kind} devices")
+    log(f"{params:,} trained parameters, {dtype}, {mesh.size} x {kind}")
     save_result(options, job, train(Run(options, job, mesh, dtype), settings))
     lifecycle.reset_starts()
 

@@ -292,6 +292,7 @@ def read_chat_template(folder: Path) -> Callable[..., str]:
     def render(
         messages: list[dict], add_generation_prompt: bool = True, **variables: object
     ) -> str:
+        variables = {"tools": None, "documents": None} | variables
         variables |= {"messages": messages}
         variables["add_generation_prompt"] = add_generation_prompt
         try:

@@ -66,7 +66,7 @@ def exit_all(status: int, text: str) -> NoReturn:
     sys.exit(status)
 
 
-def log_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
+def log_losses(losses: list[tuple[int, jax.Array]], every: int, note: str = "") -> None:
     """Look at losses f32[] that were put aside with their steps, print some, and drop
     them; one that is not finite ends the run."""
     for done, loss in jax.device_get(losses):
@@ -76,7 +76,7 @@ def log_losses(losses: list[tuple[int, jax.Array]], every: int) -> None:
                 f"the loss of step {done} is {loss}: not saved from there on",
             )
         if done % every == 0:
-            log_step(done, f"loss {loss:.6f}")
+            log_step(done, f"loss {loss:.6f}{note}")
     losses.clear()
 
 

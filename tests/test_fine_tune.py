@@ -4,12 +4,14 @@ test_rejected_inputs.py tests the inputs that it rejects, and test_train_faults.
 faults of checkpoints.
 """
 
+import itertools
 import json
 import re
 import shutil
 import signal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import adapters
 import decoder
@@ -17,9 +19,11 @@ import fine_tune
 import generate
 import jax
 import jax.numpy as jnp
+import lifecycle
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 from runs import (
     SLOW_STEPS,
     TOLERANCE,
@@ -45,9 +49,10 @@ from toy_model import (
 
 STEPS, SAVE, LOG, SEED = 24, 10, 8, 7
 SHORT = ["model", "data.jsonl", "--eval", "eval.jsonl", "--steps", STEPS]
-SHORT += ["--save-every", SAVE, "--log-every", LOG, "--seed", SEED]
-LORA = ["--rank", 4, "--alpha", 8, "--rate", 1e-2]
-T = 32  # no row has more tokens
+SHORT += ["--save-every", SAVE, "--eval-every", SAVE, "--log-every", LOG]
+SHORT += ["--seed", SEED]
+LORA = ["--rank", 4, "--alpha", 8, "--learning-rate", 1e-2]
+T = 32  # no example has more tokens
 
 
 def some_rows(seed: int, count: int) -> list[dict]:
@@ -69,11 +74,11 @@ def place(tmp_path_factory):
         yield place
 
 
-def read_adapters(place: Path, name: str) -> list:
+def read_adapters(place: Path, name: str, modules=adapters.TARGETS) -> list:
     c = decoder.read_config(place / "model")
     mesh = decoder.model_mesh(c, jax.devices()[:1])
     params, lora = adapters.load_adapters(place / name, c, mesh)
-    assert lora == adapters.LoraConfig(4, 8.0)
+    assert lora == adapters.LoraConfig(4, 8.0, modules)
     return params
 
 
@@ -100,20 +105,40 @@ def merged(weights: dict, params: list, scale: float) -> dict:
     return weights | {"layers": layers}
 
 
-def plain_run(place: Path, full: bool, rate: float) -> tuple[dict, object]:
-    """Return the losses that the program should print, and the trained parameters.
+def plain_run(
+    place: Path,
+    rate: float,
+    full: bool = False,
+    modules: tuple = adapters.TARGETS,
+    warmup: int = 2,
+    decay: float = 0.0,
+    int8: bool = False,
+) -> tuple[dict, object]:
+    """Return the losses that the program should print, and the parameters with the
+    lowest evaluation loss.
 
     The loop has one device, one length, full logits, and a schedule in NumPy."""
     weights, c = plain_weights(place / "model")
+    if int8:
+        for w, name in itertools.product(weights["layers"], adapters.TARGETS):
+            scale = jnp.abs(w[name]).max(axis=1, keepdims=True) / 127
+            w[name] = jnp.round(w[name] / scale) * scale
     model = generate.read_model(place / "model")
+    options = options_of(fine_tune, *SHORT, "--out", "new")
     paths = place / "data.jsonl", place / "eval.jsonl"
-    train, evaluation = (fine_tune.read_rows(path, model, [], T) for path in paths)
+    read = partial(fine_tune.read_examples, model=model, stop=[], options=options)
+    train, evaluation = map(read, paths)
     epochs = [np.random.default_rng([SEED, n]).permutation(30) for n in range(9)]
     order = np.concatenate(epochs)
-    warmup = np.arange(2) / 2
-    cosine = (1 + np.cos(np.pi * np.arange(STEPS - 2) / (STEPS - 2))) / 2
-    rates = jnp.array(rate * np.concatenate([warmup, cosine]))
-    adam = optax.adam(lambda count: rates[count])
+    steps = STEPS - warmup
+    cosine = (1 + np.cos(np.pi * np.arange(steps) / steps)) / 2
+    rates = rate * np.concatenate([np.arange(warmup) / max(warmup, 1), cosine])
+    rates = jnp.array(rates)
+
+    def mask(params):  # norms do not decay
+        return jax.tree.map(lambda x: x.ndim == 2, params)
+
+    adam = optax.adamw(lambda count: rates[count], weight_decay=decay, mask=mask)
 
     def mean_loss(params, batch):
         w = params if full else merged(weights, params, 2.0)
@@ -129,26 +154,29 @@ def plain_run(place: Path, full: bool, rate: float) -> tuple[dict, object]:
         loss, grads = jax.value_and_grad(mean_loss)(params, batch)
         norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
         grads = jax.tree.map(lambda g: g / jnp.maximum(norm, 1), grads)
-        updates, opt_state = adam.update(grads, opt_state)
+        updates, opt_state = adam.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, loss
 
     params = weights
     if not full:
         mesh = decoder.model_mesh(c, jax.devices()[:1])
-        key, lora = jax.random.key(SEED), adapters.LoraConfig(4, 8.0)
+        key, lora = jax.random.key(SEED), adapters.LoraConfig(4, 8.0, modules)
         params = adapters.init_adapters(key, c, lora, mesh)
     opt_state, score = adam.init(params), jax.jit(mean_loss)
     evaluation = fine_tune.make_batch(evaluation, 13, T)
     printed = {(0, "eval loss"): score(params, evaluation)}
+    lowest = np.inf
     for done in range(1, STEPS + 1):
-        rows = [train[row] for row in order[8 * done - 8 : 8 * done]]
-        batch = fine_tune.make_batch(rows, 8, T)
+        examples = [train[i] for i in order[8 * done - 8 : 8 * done]]
+        batch = fine_tune.make_batch(examples, 8, T)
         params, opt_state, loss = step(params, opt_state, batch)
         if done % LOG == 0:
             printed[done, "loss"] = loss
         if done % SAVE == 0 or done == STEPS:
-            printed[done, "eval loss"] = score(params, evaluation)
-    return printed, params
+            printed[done, "eval loss"] = loss = score(params, evaluation)
+            if loss < lowest:
+                lowest, best = loss, params
+    return printed, best
 
 
 def check(output: str, expected: dict, start: int = -1, stop: int = STEPS) -> None:
@@ -183,22 +211,25 @@ def full_run(place):
 
 @pytest.fixture(scope="module")
 def expected(place):
-    return plain_run(place, False, 1e-2)
+    return plain_run(place, 1e-2)
 
 
 def test_eight_devices_match_the_plain_loop(place, full_run, expected):
     printed, params = expected
     check(full_run, printed)
     assert printed[STEPS, "eval loss"] < 0.9 * printed[0, "eval loss"]  # it learns
+    progress = r"^step +16  loss \S+  [\d,]+ tokens/s  \d:\d\d:\d\d left$"
+    assert re.search(progress, full_run, re.M)
     close(read_adapters(place, "full_run"), params, rtol=1e-2, atol=1e-4)
 
 
 def test_all_weights_can_be_trained(place):
     """The saved folder can be loaded and has the model's dtype."""
-    args = [*SHORT, "--full", "--rate", 1e-3, "--out", "full"]
+    args = [*SHORT, "--full", "--learning-rate", 1e-3, "--weight-decay", 10]
+    args += ["--out", "full"]
     (place / "model" / "generation_config.json").write_text('{"eos_token_id": 3}')
     output = finish(start_in(place, "fine_tune.py", *args, "--emulate", 8))
-    printed, params = plain_run(place, True, 1e-3)
+    printed, params = plain_run(place, 1e-3, full=True, decay=10)
     check(output, printed)
     found, c = plain_weights(place / "full")
     assert c == decoder.read_config(place / "model")
@@ -210,21 +241,56 @@ def test_all_weights_can_be_trained(place):
     (place / "model" / "generation_config.json").unlink()
 
 
+def test_training_options_match_the_plain_loop(place):
+    modules = "q_proj", "down_proj"
+    args = [*SHORT, *LORA, "--int8", "--weight-decay", 10, "--warmup", 9]
+    args += ["--target-modules", *modules[::-1], "--out", "options", "--emulate", 2]
+    output = finish(start_in(place, "fine_tune.py", *args))
+    kinds = {"modules": modules, "warmup": 9, "decay": 10.0, "int8": True}
+    printed, params = plain_run(place, 1e-2, **kinds)
+    check(output, printed)
+    found = read_adapters(place, "options", modules)
+    close(found, params, rtol=1e-2, atol=1e-4)
+
+
+def test_parameters_with_the_lowest_evaluation_loss_are_exported(place):
+    """The held-out answers have none of the trained tokens: their loss rises."""
+    write_rows(place / "same.jsonl", 8 * [{"tokens": [2], "answer": 30 * [9]}])
+    rng = np.random.default_rng(5)
+    rows = [{"tokens": [2], "answer": rng.integers(10, 321, 30).tolist()} for _ in "ab"]
+    write_rows(place / "random.jsonl", rows)
+    args = ["model", "same.jsonl", "--eval", "random.jsonl", *LORA, "--emulate", 1]
+    args += ["--steps", 12, "--eval-every", 3, "--out", "best"]
+    output = finish(start_in(place, "fine_tune.py", *args))
+    losses = [float(loss) for loss in re.findall(r"  eval loss (\S+)$", output, re.M)]
+    assert len(losses) == 5 and min(losses[1:]) < losses[-1]
+    weights, c = plain_weights(place / "model")
+    weights = merged(weights, read_adapters(place, "best"), 2.0)
+    tokens = np.array([[2, *row["answer"]] for row in rows])
+    positions = jnp.broadcast_to(jnp.arange(31), tokens.shape)
+    x, _ = decoder.hidden_states(weights, tokens, positions, c)
+    logprobs = jax.nn.log_softmax(decoder.compute_logits(weights, x, c))[:, :-1]
+    loss = -np.take_along_axis(logprobs, tokens[:, 1:, None], axis=2).mean()
+    close(loss, min(losses[1:]), **TOLERANCE)
+
+
 # ------------------------------------------------------------------------------- stops
 
 
 def test_two_processes_stop_and_one_device_continues(place, expected):
+    """It continues with micro-batches, whose counts of trained tokens differ."""
     args = [*SHORT, *LORA, "--out", "stopped"]
     two = start_two(place, "fine_tune.py", args, args, code=SLOW_STEPS)
     output = read_until(two[0], f"step {SAVE:5}  eval loss")
     two[1].send_signal(signal.SIGTERM)
     assert statuses(two) == [75, 75], two[0].errors + two[1].errors
-    start = int(re.search(r"^stopped: .* step (\d+)$", two[0].output, re.M)[1])
+    start = int(re.search(r"^stopped at step (\d+): ", two[0].output, re.M)[1])
     assert SAVE < start < STEPS
     check(output + two[0].output, expected[0], stop=start)
     assert "step" not in two[1].output
     assert not (place / "stopped").exists()
-    output = finish(start_in(place, "fine_tune.py", *args, "--emulate", 1))
+    args += ["--emulate", 1, "--accumulate", 4]
+    output = finish(start_in(place, "fine_tune.py", *args))
     check(output, expected[0], start)
     assert f"step {start:5}  restored" in output
     close(read_adapters(place, "stopped"), expected[1], rtol=1e-2, atol=1e-4)
@@ -273,7 +339,37 @@ def test_generate_with_adapters_equals_merged_weights(place, full_run):
     assert found != plain_answers(weights, c, requests)
 
 
-# -------------------------------------------------------------------------------- rows
+def test_merged_model_equals_merged_weights(place, full_run):
+    args = ["model", "--merge", "full_run", "--out", "merged", "--emulate", 2]
+    finish(start_in(place, "fine_tune.py", *args))
+    weights, _ = plain_weights(place / "model")
+    expected = merged(weights, read_adapters(place, "full_run"), 2.0)
+    close(plain_weights(place / "merged")[0], expected, rtol=2**-8, atol=1e-6)
+    assert (place / "merged" / "tokenizer.json").exists()
+
+
+def test_weights_that_are_not_finite_are_named(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lifecycle, "ignore_signals", lambda: None)
+    folder = shutil.copytree(place / "model", tmp_path / "model")
+    files = decoder.open_model(folder)
+    path = files["model.norm.weight"].filename
+    weight = np.memmap(path, np.uint16, "r+", files["model.norm.weight"].offset, (1,))
+    weight[:] = 0x7FC0  # NaN in bfloat16
+    weight.flush()
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    with pytest.raises(SystemExit, match="^2$"):
+        fine_tune.load_weights(generate.read_model(folder), mesh, np.float32)
+    assert capsys.readouterr().err.startswith("model.norm.weight has NaN")
+
+
+# ---------------------------------------------------------------------------- examples
+
+
+def read(place: Path, data: dict, model=None, stop=(), *args: str) -> list:
+    """Return the examples of one line of a JSONL file."""
+    options = options_of(fine_tune, place / "model", "data", "--out", "new", *args)
+    model = model or generate.read_model(place / "model")
+    return fine_tune.read_examples_of(data, model, [*stop], options)
 
 
 @pytest.mark.parametrize(
@@ -284,29 +380,85 @@ def test_generate_with_adapters_equals_merged_weights(place, full_run):
         ("tokenizer_config.json", {"eos_token": "blue"}, [53]),
     ],
 )
-def test_text_answers_end_with_a_stop_token(place, tmp_path, name, change, stop):
+def test_stop_token_follows_answers_and_texts(place, tmp_path, name, change, stop):
     folder = shutil.copytree(place / "model", tmp_path / "model")
     old = json.loads((folder / "config.json").read_text()) if name[0] == "c" else {}
     (folder / name).write_text(json.dumps(old | change))
     model = generate.read_model(folder)
-    assert fine_tune.end_of_answers(folder, model.tokenizer) == stop
-    row = fine_tune.read_row({"prompt": "the sea", "answer": "is"}, model, stop, 9)
-    assert row == ([1, 15, 7, 9, *stop], 3)
-    row = fine_tune.read_row({"tokens": [4], "answer": [5, 6]}, model, stop, 9)
-    assert row == ([4, 5, 6], 1)
+    assert fine_tune.read_stop_tokens(folder, model.tokenizer) == stop
+    ids = [1, 15, 7, 9, *stop]
+    answer = {"prompt": "the sea", "answer": " is"}
+    assert read(place, answer, model, stop) == [(ids, [(3, len(ids))])]
+    assert read(place, {"text": "the sea is"}, model, stop) == [(ids, [(1, len(ids))])]
+    row = {"tokens": [4], "answer": [5, 6]}
+    assert read(place, row, model, stop) == [([4, 5, 6], [(1, 3)])]
 
 
-def test_batch_has_answers_as_targets_and_one_of_few_lengths():
-    rows = [fine_tune.Row([4, 5, 6], 1), fine_tune.Row([7, 8, 9, 10], 3)]
-    batch = fine_tune.make_batch(rows, 3, longest=40)
+class Llama2Tokenizer:
+    """It puts a space before a text, and has each word with the space before it."""
+
+    words = ["", "▁", "▁the", "▁sea", "▁is"]
+
+    def encode(self, text, add_special_tokens=True):
+        pieces = re.findall("▁[a-z]+|▁", "▁" + text.replace(" ", "▁"))
+        return SimpleNamespace(ids=[self.words.index(piece) for piece in pieces])
+
+
+def test_prompt_and_answer_are_encoded_together(place):
+    model = generate.read_model(place / "model")._replace(tokenizer=Llama2Tokenizer())
+    row = {"prompt": "the sea", "answer": " is"}
+    assert read(place, row, model) == [([2, 3, 4], [(2, 3)])]  # not [2, 3, 1, 4]
+    with pytest.raises(ValueError, match="move the space"):
+        read(place, {"prompt": "the sea ", "answer": "is"}, model)
+
+
+MESSAGES = [
+    ("user", "the"),
+    ("assistant", "sea"),
+    ("user", "is"),
+    ("assistant", "blue"),
+]
+MESSAGES = [{"role": role, "content": content} for role, content in MESSAGES]
+CHAT = (
+    "{% for m in messages %}{{ 'w20 ' if m.role == 'user' else 'w21 ' }}"
+    "{{ thought if m.role != 'user' and loop.last }}{{ m.content }} w22 {% endfor %}"
+    "{{ 'w21 ' if add_generation_prompt }}"
+)
+
+
+def test_every_assistant_message_is_trained_on(place):
+    """Without the thought, which is of the last message only, each conversation begins
+    with the tokens of the one before; with it, --split-turns is needed."""
+    path = place / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps({"chat_template": CHAT}))
+    generate.read_chat_template.cache_clear()
+    row = {"messages": MESSAGES}
+    ids = [20, 15, 22, 21, 7, 22, 20, 9, 22, 21, 53, 22]
+    assert read(place, row) == [(ids, [(4, 6), (10, 12)])]
+    thinking = CHAT.replace("thought", "'w30 '")
+    path.write_text(json.dumps({"chat_template": thinking}))
+    generate.read_chat_template.cache_clear()
+    with pytest.raises(ValueError, match="before message 3 .* --split-turns"):
+        read(place, row)
+    first = [20, 15, 22, 21, 30, 7, 22], [(4, 7)]
+    ids.insert(10, 30)
+    assert read(place, row, None, (), "--split-turns") == [first, (ids, [(10, 13)])]
+    path.unlink()
+    generate.read_chat_template.cache_clear()
+
+
+def test_batch_has_spans_as_targets_and_one_of_few_lengths():
+    examples = [([4, 5, 6], [(1, 3)]), ([7, 8, 9, 10], [(1, 2), (3, 4)])]
+    examples = [fine_tune.Example(*one) for one in examples]
+    batch = fine_tune.make_batch(examples, 3, longest=40)
     assert batch.tokens.shape == batch.targets.shape == (3, 16)
     targets = np.full((3, 16), -1)
-    targets[0, :2], targets[1, 2] = [5, 6], 10
+    targets[0, :2], targets[1, :3] = [5, 6], [8, -1, 10]
     np.testing.assert_array_equal(batch.targets, targets)
     np.testing.assert_array_equal(batch.tokens[1, :5], [7, 8, 9, 10, 0])
 
 
-def test_settings_have_everything_that_affects_the_losses(place, monkeypatch):
+def test_settings_have_everything_that_affects_the_result(place, monkeypatch):
     monkeypatch.chdir(place)
     write_model(place / "other", seed=1)
     write_rows(place / "fewer.jsonl", some_rows(0, 29))
@@ -317,14 +469,16 @@ def test_settings_have_everything_that_affects_the_losses(place, monkeypatch):
         return json.dumps(fine_tune.settings_of(options, job, np.dtype(dtype)))
 
     usual = SHORT[:2]
-    changes = ["--rank 8", "--alpha 8", "--rate 0.5", "--clip 2", "--steps 25"]
-    changes += ["--batch 16", "--seed 1", "--full"]
+    changes = ["--rank 8", "--alpha 8", "--learning-rate 0.5", "--max-grad-norm 2"]
+    changes += ["--steps 25", "--batch 16", "--seed 1", "--full", "--warmup 5"]
+    changes += ["--weight-decay 1", "--target-modules q_proj", "--int8"]
+    changes += ["--eval data.jsonl", "--eval data.jsonl --eval-every 9"]
     cases = [usual, ["other", "data.jsonl"], ["model", "fewer.jsonl"]]
     cases += [[*usual, *change.split()] for change in changes]
     found = [settings(*usual, dtype=jnp.bfloat16), *[settings(*one) for one in cases]]
-    assert len({*found}) == len(found) == 12
-    same = ["--save-every", 3, "--log-every", 2, "--eval", "data.jsonl", "--length", 99]
-    assert settings(*usual, *same) == settings(*usual)
+    assert len({*found}) == len(found) == 18
+    same = ["--save-every", 3, "--log-every", 2, "--eval-every", 5, "--accumulate", 2]
+    assert settings(*usual, *same, "--max-length", 99) == settings(*usual)
 
 
 def test_losses_of_gemma3(tmp_path):

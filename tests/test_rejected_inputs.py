@@ -26,7 +26,7 @@ from toy_model import model_in, start_two, write_rows
 def place(tmp_path_factory):
     """Return a folder with a model, adapters, requests, and rows to train on."""
     with model_in(tmp_path_factory.mktemp("rejected")) as place:
-        write_rows(place / "data.jsonl", [{"prompt": "the sea", "answer": "is"}])
+        write_rows(place / "data.jsonl", [{"prompt": "the sea", "answer": " is"}])
         c = generate.read_model(place / "model").config
         mesh = decoder.model_mesh(c, jax.devices()[:1])
         lora = adapters.LoraConfig(4, 8.0)
@@ -82,9 +82,15 @@ GENERATE, FINE_TUNE = "model --prompt sea ", "model data.jsonl --out new --devic
         (fine_tune, "model /dev/null --out new", "/dev/null"),
         (fine_tune, FINE_TUNE + "--out model", "model"),
         (fine_tune, FINE_TUNE + "--out data.jsonl/new", "data.jsonl"),
-        (fine_tune, FINE_TUNE + "--length 3", "data.jsonl, line 1"),
-        (fine_tune, FINE_TUNE + "--rate nan", "--rate"),
+        (fine_tune, FINE_TUNE + "--max-length 3", "data.jsonl, line 1"),
+        (fine_tune, FINE_TUNE + "--max-length 257", "--max-length 257"),
+        (fine_tune, FINE_TUNE + "--learning-rate nan", "--learning-rate"),
         (fine_tune, FINE_TUNE + "--full --rank 4", "--rank"),
+        (fine_tune, FINE_TUNE + "--target-modules lm_head", "lm_head"),
+        (fine_tune, FINE_TUNE + "--warmup 9", "--warmup"),
+        (fine_tune, FINE_TUNE + "--accumulate 3", "--accumulate 3"),
+        (fine_tune, FINE_TUNE + "--merge adapters", "--merge"),
+        (fine_tune, "model --merge none --out new", "none/adapter_config.json"),
         (fine_tune, FINE_TUNE + "--steps 4 --epochs 1", "--epochs"),
     ],
 )
@@ -213,6 +219,10 @@ EXAMPLES = (fine_tune, FINE_TUNE, "data.jsonl")
         (EXAMPLES, b'{"answer": [1]}', '"tokens"'),
         (EXAMPLES, b'{"tokens": [1], "answer": []}', "answer"),
         (EXAMPLES, b'{"tokens": [1], "answer": [1], "answers": [2]}', "answers"),
+        (EXAMPLES, b'{"prompt": "sea", "answer": ""}', "answer"),
+        (EXAMPLES, b'{"text": ""}', "text"),
+        (EXAMPLES, b'{"messages": [{"role": "user"}]}', "assistant"),
+        (EXAMPLES, b'{"messages": [{"role": "assistant"}]}', "chat template"),
     ],
 )
 def test_row_is_rejected(rejection, rows, row, named):
@@ -229,8 +239,8 @@ def test_too_little_memory_is_rejected(rejection):
     line = rejection(generate, args, CONFIG, change(max_position_embeddings=None))
     # 2 layers x keys and values x 2 KV heads x head_dim 16 x 2 bytes x 2^31 positions.
     assert "needs 512.00 GiB (weights 0.00, cache 512.00, logits 0.00)" in line
-    # 2^24 rows x 16 tokens x hidden_size 64 x 4 bytes x 2 layers: 128 GiB.
-    line = rejection(fine_tune, FINE_TUNE + f"--batch {2**24}")
+    # 2^24 sequences x 16 tokens x hidden_size 64 x 4 bytes x 2 layers: 128 GiB.
+    line = rejection(fine_tune, FINE_TUNE + f"--batch {2**25} --accumulate 2")
     assert "(weights 0.00, state 0.00, gathered 0.00, inputs of layers 128.00, " in line
 
 
