@@ -115,7 +115,7 @@ sh mpirun.sh 2 --emulate 4 "${long[@]}" >log 2>&1 &
 within $limit grep -q "  loss " log
 pkill -KILL -n -f "^python.* --distributed "
 wait $!
-grep -q "^mpirun.sh: ended with .*, and starts again" log || fail "no second start"
+grep -q "^mpirun.sh: restarting after exit status " log || fail "no second start"
 cat log
 end
 

@@ -72,6 +72,24 @@ def test_jobset_restarts_after_a_save_or_a_lost_node(jobset):
         assert found == restart, text
 
 
+def test_coordinator_has_an_address_and_a_policy():
+    """Its own host name, which works with IPv4 and IPv6, and only for its own pods."""
+    documents = [*yaml.safe_load_all((LAUNCH / "jobset.yaml").read_text())]
+    [policy] = [one for one in documents if one["kind"] == "NetworkPolicy"]
+    [jobset, _] = [one for one in documents if one["kind"] == "JobSet"]
+    [container] = pod_of(jobset)["containers"]
+    addresses = {one["name"]: one["value"] for one in container["env"]}
+    host, domain = "train-gpu-workers-0-0", "train-gpu"
+    assert jobset["spec"]["replicatedJobs"][0]["name"] == "workers"
+    assert addresses["JAX_COORDINATOR_ADDRESS"] == f"{host}.{domain}:55527"
+    assert addresses["JAX_COORDINATOR_BIND_ADDRESS"] == f"{host}:55527"
+    assert policy["metadata"]["labels"] == jobset["metadata"]["labels"]
+    label = {"jobset.sigs.k8s.io/jobset-name": jobset["metadata"]["name"]}
+    [rule] = policy["spec"]["ingress"]
+    selectors = [policy["spec"]["podSelector"], rule["from"][0]["podSelector"]]
+    assert selectors == 2 * [{"matchLabels": label}]
+
+
 def test_pods_of_a_jobset_are_processes_of_one_run(jobset):
     """The pods belong to one job, and their checkpoints are on a volume."""
     job, pod = job_of(jobset), pod_of(jobset)
@@ -115,7 +133,7 @@ def test_mpirun_restarts_a_run_after_a_crash(tmp_path):
     done = mpirun(tmp_path, "4", "--emulate", "2", "--steps", "8")
     assert done.returncode == 78
     lines = done.stdout.splitlines()
-    assert len(lines) == 3 and "ended with 134, and starts again" in done.stderr
+    assert len(lines) == 3 and "restarting after exit status 134" in done.stderr
     address = r"JAX_COORDINATOR_ADDRESS=(\S+) -x JAX_COORDINATOR_BIND_ADDRESS=\1"
     command = rf"mpirun -n 4 --bind-to none -x {address} python ./train.py (.*)"
     options = [re.fullmatch(command, line)[2] for line in lines]
