@@ -272,7 +272,7 @@ def plain_loop(data: str) -> tuple[list[float], dict[int, tuple[float, int]]]:
     adam = optax.adam(lambda count: rates[count])
 
     def forward(params, x, y):
-        first, second = params["Dense_0"], params["Dense_1"]
+        first, second = params["hidden"], params["output"]
         hidden = jax.nn.relu(x @ first["kernel"] + first["bias"])
         logits = hidden @ second["kernel"] + second["bias"]
         losses = -jax.nn.log_softmax(logits)[np.arange(len(y)), y]
@@ -284,7 +284,7 @@ def plain_loop(data: str) -> tuple[list[float], dict[int, tuple[float, int]]]:
         updates, opt_state = adam.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    params = train.new_state(seed=0, rate=0.0, steps=48).params
+    params = train.init_params(jax.random.key(0))
     opt_state = adam.init(params)
     training, scores = [], {}
     for done, rows in enumerate(batches, start=1):
