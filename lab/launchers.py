@@ -60,10 +60,10 @@ def versions() -> dict[str, str]:
 
 def losses(output: str) -> dict[str, list[float]]:
     """Return [loss, correct predictions or 0] for each line of output with a loss."""
-    line = r"^step +(\d+)  (loss|test loss) ([\d.]+)(?:, (\d+) of 261 right)?$"
+    line = r"^step +(\d+)  (loss|test loss) ([\d.]+)(?:, (\d+) of 261 correct)?$"
     return {
-        f"step {step} {kind}": [float(loss), int(right or 0)]
-        for step, kind, loss, right in re.findall(line, output, re.M)
+        f"step {step} {kind}": [float(loss), int(correct or 0)]
+        for step, kind, loss, correct in re.findall(line, output, re.M)
     }
 
 

@@ -1,10 +1,10 @@
-"""Train a small network on all devices of all processes, and go on where it stopped.
+"""Train a small network on all devices of all processes, and restart where it stopped.
 
 python train.py                 on the devices that JAX finds
-python train.py --emulate 8     on eight devices, played by the CPU
+python train.py --emulate 8     on eight devices that the CPU emulates
 python train.py --distributed   as one of the processes that a launcher starts
 
-It needs lifecycle.py beside it, which says what its exit status means.
+It needs lifecycle.py in the same folder, which documents the exit statuses.
 """
 
 import faulthandler
@@ -27,76 +27,95 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-SETTINGS = ("steps", "batch", "rate", "seed", "data")  # what decides the numbers
-TOGETHER = (*SETTINGS, "save_every", "log_every")  # equal in all processes of a start
+SETTINGS = ("steps", "batch", "rate", "seed", "data")  # they determine all losses
+COMMON = (*SETTINGS, "save_every", "log_every")  # equal in all processes of a start
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """What reads a whole number that is not smaller."""
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Return a function that parses an integer and rejects smaller ones."""
 
-    def read(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+    def parse(text: str) -> int:
+        if int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"{text} is less than {minimum}")
         return int(text)
 
-    return read
+    parse.__name__ = "integer"  # for argparse's messages
+    return parse
 
 
 def positive(text: str) -> float:
-    """What reads a finite number above 0."""
+    """Parse a finite number above 0."""
     if not 0 < float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number above 0")
     return float(text)
 
 
 def read_options() -> argparse.Namespace:
-    """The options of the command line, or their defaults."""
-    usage = "python train.py [options], which --help explains"
-    parser = argparse.ArgumentParser(usage=usage, allow_abbrev=False)
-    option, count = parser.add_argument, at_least(1)
-    option("--steps", type=count, default=960, help="training steps in all")
-    option("--batch", type=count, default=64, help="rows a step, on all devices")
-    option("--rate", type=positive, default=3e-3, help="the highest learning rate")
-    option("--seed", type=at_least(0), default=0, help="of weights and order")
-    option("--data", choices=("numpy", "grain"), default="numpy", help="who reads")
-    option("--folder", type=Path, default=Path("checkpoints"), help="where to save")
-    option("--save-every", type=count, default=240, help="steps from save to save")
-    option("--log-every", type=count, default=80, help="steps from line to line")
-    option("--step-limit", type=positive, default=600, help="seconds without a step")
-    option("--save-limit", type=positive, default=45, help="seconds for a save")
-    option("--tries", type=count, default=3, help="starts that may save nothing new")
-    option("--wait", type=count, default=1, help="seconds for another job to end")
-    option("--emulate", type=count, help="devices for the CPU of a process to play")
-    option("--distributed", action="store_true", help="be one of several processes")
-    option("--coordinator", help="address of process 0, as HOST:PORT")
-    option("--processes", type=count, help="how many processes there are")
-    option("--process", type=at_least(0), help="the number of this one, from 0")
-    option("--heartbeat", type=count, default=100, help="seconds to wait for a sign")
+    """Return the options of the command line; exit with status 2 if one is invalid."""
+    parser = argparse.ArgumentParser(
+        usage="python train.py [options]",
+        description="Train a network on all devices, and restart where it stopped.",
+        epilog="Exit statuses: 0 complete; 2 invalid option; 75, 76 stopped by a "
+        "signal, start it again; 78 do not restart.",
+        allow_abbrev=False,
+    )
+    count, seconds = at_least(1), positive
+
+    def option(group, name, metavar, kind, default, text):
+        text += f" (default: {default})" if default is not None else ""
+        group.add_argument(name, metavar=metavar, type=kind, default=default, help=text)
+
+    group = parser.add_argument_group("training")
+    option(group, "--steps", "N", count, 960, "number of training steps")
+    option(group, "--batch", "N", count, 64, "examples per step, over all devices")
+    option(group, "--rate", "X", positive, 3e-3, "maximum learning rate")
+    option(group, "--seed", "N", at_least(0), 0, "seed of weights and data order")
+    loaders, text = ("numpy", "grain"), "data loader (default: numpy)"
+    group.add_argument("--data", choices=loaders, default="numpy", help=text)
+    option(group, "--log-every", "N", count, 80, "steps between printed losses")
+
+    group = parser.add_argument_group("checkpoints and restarts")
+    option(group, "--folder", "DIR", Path, Path("checkpoints"), "checkpoint folder")
+    option(group, "--save-every", "N", count, 240, "steps between checkpoints")
+    option(group, "--step-limit", "S", seconds, 600, "maximum seconds for a step")
+    option(group, "--save-limit", "S", seconds, 45, "maximum seconds for a save")
+    option(group, "--tries", "N", count, 3, "maximum starts that save nothing new")
+    option(group, "--wait", "S", count, 1, "seconds to wait for another run's lock")
+
+    group = parser.add_argument_group("devices and processes")
+    option(group, "--emulate", "N", count, None, "emulate N devices on the CPU")
+    text = "connect to the processes of a launcher"
+    group.add_argument("--distributed", action="store_true", help=text)
+    option(group, "--coordinator", "HOST:PORT", str, None, "address of process 0")
+    option(group, "--processes", "N", count, None, "number of processes")
+    option(group, "--process", "I", at_least(0), None, "index of this process, from 0")
+    option(
+        group, "--heartbeat", "S", count, 100, "seconds until a process counts as dead"
+    )
     options = parser.parse_args()
-    options.folder = options.folder.resolve()  # Orbax asks for an absolute path
+    options.folder = options.folder.resolve()  # Orbax requires an absolute path
     if options.data == "grain" and not importlib.util.find_spec("grain"):
         parser.error("--data grain needs Grain: pip install grain")
     if options.coordinator and not re.fullmatch(r".+:\d+", options.coordinator):
-        parser.error(
-            f"--coordinator {options.coordinator} is not of the form HOST:PORT"
-        )
+        parser.error(f"--coordinator {options.coordinator} is not HOST:PORT")
     if None not in (options.process, options.processes):
         if options.process >= options.processes:
-            parser.error(f"--process counts from 0: to {options.processes - 1}")
+            parser.error(
+                f"--process {options.process} is not below --processes "
+                f"{options.processes}"
+            )
     return options
 
 
 if __name__ == "__main__":
-    options = read_options()  # before what follows, which takes seconds
+    options = read_options()  # before the imports below, which take seconds
 
 import jax
 import jax.numpy as jnp
 import lifecycle
 import numpy as np
 import optax
-from flax import linen as nn
-from flax.training.train_state import TrainState
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from lifecycle import (
     NO_RESTART,
@@ -111,225 +130,259 @@ from lifecycle import (
 from sklearn.datasets import load_digits
 
 
-class Rows(NamedTuple):
-    """Digits and what they show."""
+class Batch(NamedTuple):
+    """Images of digits and their labels."""
 
     images: np.ndarray  # f32[n, 64]
     labels: np.ndarray  # i32[n]
 
 
-def load_rows() -> tuple[Rows, Rows]:
-    """1,536 rows to train on, and 261 to test on."""
+def load_data() -> tuple[Batch, Batch]:
+    """Return 1,536 examples for training and 261 for testing."""
     digits = load_digits()
     order = np.random.default_rng(0).permutation(len(digits.target))
     images = np.float32(digits.data[order] / 16)
     labels = np.int32(digits.target[order])
-    return Rows(images[:1536], labels[:1536]), Rows(images[1536:], labels[1536:])
+    return Batch(images[:1536], labels[:1536]), Batch(images[1536:], labels[1536:])
 
 
-@functools.lru_cache(maxsize=1)  # a million rows take a while to shuffle
-def order_of(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of all rows in an epoch: i64[count]."""
+@functools.lru_cache(maxsize=1)  # shuffling a million examples takes a while
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order of all examples in an epoch: i64[count]."""
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-def places_here(split: NamedSharding, batch: int) -> np.ndarray:
-    """The places in a batch that belong to devices of this process: i64[here]."""
-    cuts = split.addressable_devices_indices_map((batch,)).values()
-    return np.unique([np.arange(batch)[cut] for cut in cuts])
+def local_indices(batch_sharding: NamedSharding, batch: int) -> np.ndarray:
+    """Return which examples of a batch belong to this process: i64[local]."""
+    slices = batch_sharding.addressable_devices_indices_map((batch,)).values()
+    return np.unique([np.arange(batch)[index] for index in slices])
 
 
-def train_batch(train: Rows, seed: int, step: int, batch: int, here) -> Rows:
-    """The rows of a step at these places, the same whenever they are asked for."""
+def train_batch(train: Batch, seed: int, step: int, batch: int, local) -> Batch:
+    """Return these examples of a step's batch, which depends on seed and step only."""
     count = len(train.labels)
-    epoch, place = divmod(step, count // batch)  # the rest of an epoch is left out
-    rows = order_of(count, seed, epoch)[place * batch + here]
-    return Rows(train.images[rows], train.labels[rows])
+    epoch, index = divmod(step, count // batch)  # drops an incomplete batch
+    chosen = epoch_order(count, seed, epoch)[index * batch + local]
+    return Batch(train.images[chosen], train.labels[chosen])
 
 
 def numpy_batches(
-    train: Rows, seed: int, batch: int, here, step: int
-) -> Iterator[Rows]:
-    """This process's part of each batch, from a step on."""
+    train: Batch, seed: int, batch: int, local, step: int
+) -> Iterator[Batch]:
+    """Yield this process's part of each batch, starting with that of a step."""
     while True:
-        yield train_batch(train, seed, step, batch, here)
+        yield train_batch(train, seed, step, batch, local)
         step += 1
 
 
 def grain_batches(
-    train: Rows, seed: int, batch: int, here, step: int
-) -> Iterator[Rows]:
-    """The same, in an order of Grain's, which reads ahead of the step by threads."""
+    train: Batch, seed: int, batch: int, local, step: int
+) -> Iterator[Batch]:
+    """Yield the same in Grain's order; its threads read ahead."""
     import grain
 
-    def load(numbers):
-        own = numbers[here]
-        return Rows(train.images[own], train.labels[own])
+    def load(indices):
+        own = indices[local]
+        return Batch(train.images[own], train.labels[own])
 
-    numbers = grain.MapDataset.range(len(train.labels)).seed(seed).shuffle()
-    whole = numbers.batch(batch, drop_remainder=True)
-    batches = iter(whole.repeat().map(load).to_iter_dataset())
-    batches.set_state({"next_index": step})
-    return batches
+    indices = grain.MapDataset.range(len(train.labels)).seed(seed).shuffle()
+    batches = indices.batch(batch, drop_remainder=True).repeat()
+    iterator = iter(batches.map(load).to_iter_dataset())
+    iterator.set_state({"next_index": step})
+    return iterator
 
 
-def test_batch(test: Rows, first: int, batch: int, here) -> tuple[Rows, np.ndarray]:
-    """The rows from first on, padded to a batch, and which are real: bool[batch]; of
-    both, what stands at these places."""
+def test_batch(test: Batch, first: int, batch: int, local) -> tuple[Batch, np.ndarray]:
+    """Return these examples of a padded test batch, and which are real: bool[local]."""
     images = test.images[first : first + batch]
     labels = test.labels[first : first + batch]
     count = len(labels)
     images = np.pad(images, [(0, batch - count), (0, 0)])
     labels = np.pad(labels, (0, batch - count))
     real = np.arange(batch) < count
-    return Rows(images[here], labels[here]), real[here]
+    return Batch(images[local], labels[local]), real[local]
 
 
-def put(rows, split: NamedSharding):
-    """Make global arrays of what each process has of a batch."""
-    make = functools.partial(jax.make_array_from_process_local_data, split)
-    return jax.tree.map(make, rows)
+def make_global(tree, batch_sharding: NamedSharding):
+    """Return global arrays, of which each process has its part of the batch."""
+    make = functools.partial(jax.make_array_from_process_local_data, batch_sharding)
+    return jax.tree.map(make, tree)
 
 
-class Net(nn.Module):
-    """f32[n, 64] -> f32[n, 10] logits, through one hidden layer."""
+class State(NamedTuple):
+    """What a checkpoint stores."""
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = nn.relu(nn.Dense(128)(x))
-        return nn.Dense(10)(x)
-
-
-def new_state(seed: int, rate: float, steps: int) -> TrainState:
-    """Parameters and Adam's state before the first step."""
-    net = Net()
-    params = net.init(jax.random.key(seed), jnp.zeros((1, 64)))["params"]
-    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps)
-    adam = optax.adam(schedule)
-    return TrainState.create(apply_fn=net.apply, params=params, tx=adam)
+    step: jax.Array  # i32[]
+    params: dict
+    opt_state: optax.OptState
 
 
-def lay_out(shapes, mesh: jax.sharding.Mesh):
-    """Where a state of these shapes lies: cut along its rows, or else copied."""
+def init_params(key: jax.Array) -> dict:
+    """Return the parameters of a network with one hidden layer."""
+    keys, init = jax.random.split(key), jax.nn.initializers.lecun_normal()
+    return {
+        "hidden": {"kernel": init(keys[0], (64, 128)), "bias": jnp.zeros(128)},
+        "output": {"kernel": init(keys[1], (128, 10)), "bias": jnp.zeros(10)},
+    }
 
-    def place(leaf):
+
+def apply(params: dict, images: jax.Array) -> jax.Array:
+    """Return the logits f32[n, 10] of images f32[n, 64]."""
+    hidden, output = params["hidden"], params["output"]
+    x = jax.nn.relu(images @ hidden["kernel"] + hidden["bias"])
+    return x @ output["kernel"] + output["bias"]
+
+
+def make_optimizer(rate: float, steps: int) -> optax.GradientTransformation:
+    """Return Adam, whose learning rate rises for a tenth of the steps, then falls."""
+    return optax.adam(optax.warmup_cosine_decay_schedule(0.0, rate, steps // 10, steps))
+
+
+def init_state(seed: int, optimizer: optax.GradientTransformation) -> State:
+    """Return the state before the first step."""
+    params = init_params(jax.random.key(seed))
+    return State(jnp.int32(0), params, optimizer.init(params))
+
+
+def state_shardings(shapes: State, mesh: Mesh) -> State:
+    """Return the sharding of each array of a state: over its first dimension, or
+    replicated if the number of devices does not divide that."""
+
+    def sharding(leaf):
         divides = leaf.ndim > 0 and leaf.shape[0] % mesh.size == 0
         return NamedSharding(mesh, P("data") if divides else P())
 
-    return jax.tree.map(place, shapes)
+    return jax.tree.map(sharding, shapes)
 
 
 cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
-def train_step(state: TrainState, rows: Rows) -> tuple[TrainState, jax.Array]:
-    """One step on a whole batch: the next state, and the mean loss f32[] before it."""
+def train_step(
+    optimizer: optax.GradientTransformation, state: State, batch: Batch
+) -> tuple[State, jax.Array]:
+    """Return the state after a step on a global batch, and the mean loss f32[]."""
 
     def mean_loss(params):
-        logits = state.apply_fn({"params": params}, rows.images)
-        return cross_entropy(logits, rows.labels).mean()
+        return cross_entropy(apply(params, batch.images), batch.labels).mean()
 
     loss, grads = jax.value_and_grad(mean_loss)(state.params)
-    return state.apply_gradients(grads=grads), loss
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    return State(state.step + 1, params, opt_state), loss
 
 
-def test_step(state: TrainState, rows: Rows, real: jax.Array) -> jax.Array:
-    """The loss and the right answers, f32[2], each added up over the real rows."""
-    logits = state.apply_fn({"params": state.params}, rows.images)
-    loss = cross_entropy(logits, rows.labels)
-    right = logits.argmax(-1) == rows.labels
-    return jnp.where(real, jnp.stack([loss, right]), 0).sum(axis=1)
+def test_step(state: State, batch: Batch, real: jax.Array) -> jax.Array:
+    """Return the sums f32[2] of losses and correct predictions on real examples."""
+    logits = apply(state.params, batch.images)
+    loss = cross_entropy(logits, batch.labels)
+    correct = logits.argmax(-1) == batch.labels
+    return jnp.where(real, jnp.stack([loss, correct]), 0).sum(axis=1)
 
 
-def evaluate(score, state: TrainState, test: Rows, batch: int, split, here) -> str:
-    """The mean loss and the right answers on all test rows, in words."""
+def evaluate(
+    test_step: Callable, state: State, test: Batch, batch: int, batch_sharding, local
+) -> str:
+    """Return a line with the mean loss and the correct predictions on the test set."""
     count = len(test.labels)
     sums = np.zeros(2)
     for first in range(0, count, batch):
-        rows, real = put(test_batch(test, first, batch, here), split)
-        sums += score(state, rows, real)
-    loss, right = sums
-    return f"test loss {loss / count:.6f}, {right:.0f} of {count} right"
+        padded = test_batch(test, first, batch, local)
+        sums += test_step(state, *make_global(padded, batch_sharding))
+    loss, correct = sums
+    return f"test loss {loss / count:.6f}, {correct:.0f} of {count} correct"
 
 
 def main(options: argparse.Namespace) -> None:
-    """Train, from the newest checkpoint that is whole, if there is one."""
-    set_deadline("the next step", options.step_limit)
+    """Train from the newest good checkpoint, or from the start."""
+    set_deadline("the next step", options.step_limit + options.wait)
     lifecycle.exit_if_stopped(received)
     if options.emulate:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", options.emulate)
     lifecycle.connect(options)
     settings = {name: getattr(options, name) for name in SETTINGS}
-    together = {name: getattr(options, name) for name in TOGETHER}
-    lifecycle.claim_run(together, options)
-    train, test = load_rows()
+    common = {name: getattr(options, name) for name in COMMON}
+    lifecycle.claim_run(common, options)
+    train, test = load_data()
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     if options.batch % mesh.size or options.batch > len(train.labels):
         exit_all(
             NO_RESTART,
-            f"--batch {options.batch} will not do: it has to be a multiple of the "
-            f"{mesh.size} devices, and {len(train.labels)} at most",
+            f"--batch {options.batch} is not a multiple of the {mesh.size} devices, or "
+            f"more than the {len(train.labels)} training examples",
         )
     kind = jax.devices()[0].device_kind
-    share = options.batch // mesh.size
-    log(f"{mesh.size} {kind} devices, {share} rows of a batch on each")
+    log(f"{mesh.size} {kind} devices, {options.batch // mesh.size} examples on each")
 
-    fresh = functools.partial(new_state, options.seed, options.rate, options.steps)
-    shapes = jax.eval_shape(fresh)
-    cut = lay_out(shapes, mesh)
-    split = NamedSharding(mesh, P("data"))
-    copied = NamedSharding(mesh, P())
-    step = jax.jit(
-        train_step,
-        in_shardings=(cut, split),
-        out_shardings=(cut, copied),
+    optimizer = make_optimizer(options.rate, options.steps)
+    init = functools.partial(init_state, options.seed, optimizer)
+    shapes = jax.eval_shape(init)
+    state_sharding = state_shardings(shapes, mesh)
+    batch_sharding = NamedSharding(mesh, P("data"))
+    replicated = NamedSharding(mesh, P())
+    jit_train_step = jax.jit(
+        functools.partial(train_step, optimizer),
+        in_shardings=(state_sharding, batch_sharding),
+        out_shardings=(state_sharding, replicated),
         donate_argnums=0,
     )
-    score = jax.jit(test_step, in_shardings=(cut, split, split), out_shardings=copied)
+    jit_test_step = jax.jit(
+        test_step,
+        in_shardings=(state_sharding, batch_sharding, batch_sharding),
+        out_shardings=replicated,
+    )
     must_wait = kind == "cpu" and jax.__version_info__ < (0, 12)  # emulated, and old
 
-    here = places_here(split, options.batch)
-    read = {"numpy": numpy_batches, "grain": grain_batches}[options.data]
-    like = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, cut)
+    local = local_indices(batch_sharding, options.batch)
+    score = functools.partial(
+        evaluate,
+        jit_test_step,
+        test=test,
+        batch=options.batch,
+        batch_sharding=batch_sharding,
+        local=local,
+    )
+    make_batches = {"numpy": numpy_batches, "grain": grain_batches}[options.data]
+    target = jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding), shapes, state_sharding
+    )
     with Checkpoints(options.folder, settings, options.save_limit) as checkpoints:
-        begun, state = checkpoints.restore(like)
-        if not begun:
-            state = jax.jit(fresh, out_shardings=cut)()
+        first, state = checkpoints.restore(target)
+        if first:
+            log_step(first, "restored")
+            log_step(first, score(state))
         else:
-            log_step(begun, "restored")
-            log_step(begun, evaluate(score, state, test, options.batch, split, here))
+            state = jax.jit(init, out_shardings=state_sharding)()
         if jax.process_count() == 1:
             lifecycle.exit_if_stopped(received)
-        batches = read(train, options.seed, options.batch, here, begun)
-        done, stopping = begun, False
-        late = []  # steps with their losses, to be looked at later
-        while done < options.steps and not stopping:
+        batches = make_batches(train, options.seed, options.batch, local, first)
+        step, stopping = first, False
+        losses = []  # pairs of step and loss, not yet printed
+        while step < options.steps and not stopping:
             set_deadline("the next step", options.step_limit)
-            state, loss = step(state, put(next(batches), split))
+            batch = make_global(next(batches), batch_sharding)
+            state, loss = jit_train_step(state, batch)
             if must_wait:
                 loss.block_until_ready()
-            done += 1
-            # Looked at once a step: no stop without a save.
-            stop = lifecycle.should_stop(received, done - begun)
-            stopping = stop and done < options.steps
-            if done % options.log_every == 0:
-                log_losses(late, options.log_every)  # the interval is queued behind
-            late.append((done, loss))
+            step += 1
+            # Ask only once per step, so that every stop is preceded by a save.
+            stop = lifecycle.should_stop(received, step - first)
+            stopping = stop and step < options.steps
+            if step % options.log_every == 0:
+                log_losses(losses, options.log_every)  # the devices have queued steps
+            losses.append((step, loss))
             checkpoints.check_save()
-            if done % options.save_every == 0 or done == options.steps or stopping:
-                log_losses(late, options.log_every)
-                checkpoints.save(done, state)
+            if step % options.save_every == 0 or step == options.steps or stopping:
+                log_losses(losses, options.log_every)
+                checkpoints.save(step, state)
                 if not stopping:
-                    score_now = evaluate(score, state, test, options.batch, split, here)
-                    log_step(done, score_now)
+                    log_step(step, score(state))
 
-        set_deadline(
-            "the next step", math.inf
-        )  # there is none, and a save has its own limit
+        set_deadline("the next step", math.inf)  # a save has a deadline of its own
     if stopping:
-        exit_all(SAVED, f"stopped: the same command goes on after step {done}")
+        exit_all(SAVED, f"stopped: run the same command to continue after step {step}")
     lifecycle.reset_starts()
 
 

@@ -161,11 +161,11 @@ def test_slurm_job_can_be_restarted():
 
 # ----------------------------------------------------------- the runs of lab/launchers
 
-OUTPUT = """8 cpu devices, 8 rows of a batch on each
+OUTPUT = """8 cpu devices, 8 examples on each
 step     8  loss 2.010195
-step    20  test loss 1.374906, 221 of 261 right
+step    20  test loss 1.374906, 221 of 261 correct
 step    24  loss 1.260273
-step    48  test loss 0.982307, 232 of 261 right
+step    48  test loss 0.982307, 232 of 261 correct
 """
 RESTARTED = "step    20  restored\n" + OUTPUT[OUTPUT.index("step    20") :]
 
@@ -176,7 +176,13 @@ RESTARTED = "step    20  restored\n" + OUTPUT[OUTPUT.index("step    20") :]
         (OUTPUT, 0, "2.010195", "2.010197", True),
         (OUTPUT, 0, "2.010195", "2.011195", False),
         (OUTPUT, 0, "232 of", "231 of", False),
-        (OUTPUT, 0, r"\Z", "stopped: it goes on after step 20\n", False),
+        (
+            OUTPUT,
+            0,
+            r"\Z",
+            "stopped: run the same command to continue after step 20\n",
+            False,
+        ),
         (OUTPUT, 20, "", "", False),
         (RESTARTED, 20, "", "", True),
         (RESTARTED, 20, "1.374906", "1.4", False),

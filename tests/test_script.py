@@ -19,7 +19,7 @@ def test_any_number_of_devices_gives_the_same_losses(start_run, processes, devic
     run = start_run(processes=processes, devices=devices)
     run.check_losses()
     output, *others = run.output
-    assert f"{devices} cpu devices, {64 // devices} rows of a batch on each\n" in output
+    assert f"{devices} cpu devices, {64 // devices} examples on each\n" in output
     assert not re.search("step|devices", "".join(others))
 
 
