@@ -109,7 +109,7 @@ def train_here(tmp_path, monkeypatch, capsys, keep_lifecycle):
 )
 def test_one_of_several_processes_is_rejected(train_here, tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, "2")  # as a launcher does for two processes
-    assert train_here().startswith(name)
+    assert train_here().startswith(f"error: {name} is 2, ")
     assert not [*tmp_path.iterdir()]
 
 
