@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 
 import checks
+import pages
 import pair
 import pytest
 import yaml
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 FIRST, SECOND = "notebooks/01_jax_for_pytorch_users", "notebooks/02_train_on_one_device"
 SOURCE, TWIN, INDEX = f"{SECOND}.md", f"{SECOND}.ipynb", "book/index.md"
@@ -214,3 +216,13 @@ def test_shared_text_is_a_program_or_a_part_of_one(tmp_path):
     for name in "adder-three", "none":
         with pytest.raises(ValueError, match=f"no source for shared-{name}"):
             pair.shared_text(tmp_path, [name])
+
+
+def test_page_that_stops_early_has_a_fault():
+    cells = [new_code_cell("1 / 0", execution_count=1), new_code_cell("last()")]
+    page = new_notebook(cells=cells)
+    assert pages.faults(page) == "stopped in this cell:\n1 / 0"
+    cells[1].execution_count = 2
+    assert pages.faults(page) == ""
+    cells[1].outputs = [new_output("stream", name="stderr", text="a warning")]
+    assert pages.faults(page) == "wrote to stderr:\na warning"

@@ -18,6 +18,7 @@ import sys
 import tempfile
 from contextlib import chdir
 from glob import glob
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -90,10 +91,18 @@ def mirror(folder: Path, stale: list[Path]) -> dict[str, Path]:
     return copies
 
 
-def stderr(notebook: NotebookNode) -> str:
-    """Return what a page wrote to stderr, which the builder rejects."""
-    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
-    return "".join(out.text for out in outputs if out.get("name") == "stderr")
+def faults(notebook: NotebookNode) -> str:
+    """Return what a page wrote to stderr, or where it stopped.
+
+    nbmake does not report an error whose traceback a page has replaced by a message.
+    """
+    cells = [c for c in notebook.cells if c.cell_type == "code" and c.source.strip()]
+    for before, cell in pairwise(cells):
+        if cell.execution_count is None:
+            return f"stopped in this cell:\n{before.source}"
+    outputs = [out for cell in cells for out in cell.outputs]
+    text = "".join(out.text for out in outputs if out.get("name") == "stderr")
+    return text and f"wrote to stderr:\n{text}"
 
 
 class CacheOutputs:
@@ -102,7 +111,7 @@ class CacheOutputs:
     def __init__(self, folder: Path, copies: dict[str, Path]) -> None:
         self.folder, self.copies = folder, copies
         self.cache = get_cache(CACHE)
-        self.warned: list[str] = []
+        self.faults: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call" or not report.passed:
@@ -110,8 +119,8 @@ class CacheOutputs:
         copy = report.nodeid.partition("::")[0]
         page = self.copies[copy]
         executed = nbformat.read(self.folder / copy, nbformat.NO_CONVERT)
-        if text := stderr(executed):
-            self.warned.append(f"{page} wrote to stderr:\n{text}")
+        if text := faults(executed):
+            self.faults.append(f"{page} {text}")
             return
         notebook = READ(str(page))  # the cache key depends on its source and metadata
         notebook.metadata["language_info"] = executed.metadata["language_info"]
@@ -147,7 +156,7 @@ def is_stale(cache: JupyterCacheAbstract, page: Path, cached: NbCacheRecord | No
 
 
 def main() -> int | str:
-    """Run the stale pages; return pytest's status, or what pages wrote to stderr."""
+    """Run the stale pages; return pytest's status, or the faults of pages."""
     cache = get_cache(CACHE)
     cached = {record.uri: record for record in cache.list_cache_records()}
     stale = [page for page in pages() if is_stale(cache, page, cached.get(str(page)))]
@@ -166,7 +175,7 @@ def main() -> int | str:
         with chdir(name):
             args = [*nbmake, *parallel, *shown, "--rootdir=.", "."]
             status = pytest.main(args, plugins=[plugin])
-    return "\n".join(plugin.warned) or int(status)
+    return "\n".join(plugin.faults) or int(status)
 
 
 if __name__ == "__main__":
