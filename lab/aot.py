@@ -88,11 +88,6 @@ PROGRAMS = {
             "pipe 2 data 2 tensor 2",
         )
     },
-    "30_generate": {
-        "positions, flash": "layer_program(by_positions, flash)",
-        "rows, by hints": "layer_program(by_rows, attend)",
-        "rows, swap": "layer_program(by_rows, swap)",
-    },
     "31_fine_tune": {
         name: f"bill({name!r})"
         for name in ("bf16 base, cut", "int8 base, cut", "int8, gathered first")
