@@ -89,8 +89,8 @@ PROGRAMS = {
         )
     },
     "31_fine_tune": {
-        name: f"bill({name!r})"
-        for name in ("bf16 base, cut", "int8 base, cut", "int8, gathered first")
+        name: f"gradient_program(*methods[{name!r}])"
+        for name in ("LoRA, bf16, sharded", "LoRA, int8, sharded")
     },
     "32_fewer_bits": {
         f"{way}, {name}": f"{way}, (to_send['{name}'],)"

@@ -27,7 +27,6 @@ NOT_PORTABLE = {  # syntax that only Sphinx, Jupyter or one website understands
 EXPLAINED = {  # shared cells that a chapter explains and therefore does not fold
     "02_train_on_one_device": "digits",
     "05_collectives": r"chips-\S*",
-    "31_fine_tune": r"adapters-\S*",
 }
 # Maximum AST nodes per line in lesson cells, averaged over a chapter, without the type
 # hints of signatures. JAX's guides, which have no type hints, have 11 to 12.5.
