@@ -443,6 +443,10 @@ def test_every_assistant_message_is_trained_on(place):
     first = [20, 15, 22, 21, 30, 7, 22], [(4, 7)]
     ids.insert(10, 30)
     assert read(place, row, None, (), "--split-turns") == [first, (ids, [(10, 13)])]
+    path.write_text(json.dumps({"chat_template": CHAT.replace("{{ 'w21", "{{ 'w23")}))
+    generate.read_chat_template.cache_clear()
+    with pytest.raises(ValueError, match="message 1 does not begin with the template"):
+        read(place, row)
     path.unlink()
     generate.read_chat_template.cache_clear()
 
@@ -462,6 +466,10 @@ def test_settings_have_everything_that_affects_the_result(place, monkeypatch):
     monkeypatch.chdir(place)
     write_model(place / "other", seed=1)
     write_rows(place / "fewer.jsonl", some_rows(0, 29))
+    rows = some_rows(0, 30)  # the same tokens, with answers that begin one earlier
+    for row in rows:
+        row["answer"].insert(0, row["tokens"].pop())
+    write_rows(place / "longer.jsonl", rows)
 
     def settings(*args: object, dtype=np.float32) -> str:
         options = options_of(fine_tune, "--steps", 9, "--out", "new", *args)
@@ -470,13 +478,14 @@ def test_settings_have_everything_that_affects_the_result(place, monkeypatch):
 
     usual = SHORT[:2]
     changes = ["--rank 8", "--alpha 8", "--learning-rate 0.5", "--max-grad-norm 2"]
-    changes += ["--steps 25", "--batch 16", "--seed 1", "--full", "--warmup 5"]
+    changes += ["--steps 8", "--batch 16", "--seed 1", "--full", "--warmup 5"]
     changes += ["--weight-decay 1", "--target-modules q_proj", "--int8"]
     changes += ["--eval data.jsonl", "--eval data.jsonl --eval-every 9"]
     cases = [usual, ["other", "data.jsonl"], ["model", "fewer.jsonl"]]
+    cases += [["model", "longer.jsonl"], [*usual, "--eval", "longer.jsonl"]]
     cases += [[*usual, *change.split()] for change in changes]
     found = [settings(*usual, dtype=jnp.bfloat16), *[settings(*one) for one in cases]]
-    assert len({*found}) == len(found) == 18
+    assert len({*found}) == len(found) == 20
     same = ["--save-every", 3, "--log-every", 2, "--eval-every", 5, "--accumulate", 2]
     assert settings(*usual, *same, "--max-length", 99) == settings(*usual)
 
