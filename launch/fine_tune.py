@@ -806,7 +806,7 @@ def connect(options: argparse.Namespace) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Fine-tune or merge, and write the result."""
-    set_deadline("the next step", options.step_limit)
+    set_deadline("the next step", options.step_limit + options.wait)
     lifecycle.exit_if_stopped(received)
     try:
         if options.merge:
