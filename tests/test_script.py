@@ -68,9 +68,9 @@ def test_kill_during_a_save_keeps_the_checkpoint_before(start_run):
     [
         (1, "--emulate 3", "--batch 64"),
         (1, "--distributed", "coordinator_address"),
-        (2, "--save-every 70", "save_every"),
+        (2, "--save-every 70", "--save-every"),
         (2, "--folder own", "--folder"),
-        (2, "--emulate 2", "devices, and have [2, 4]"),
+        (2, "--emulate 2", "devices, but have [2, 4]"),
     ],
 )
 def test_bad_options_are_rejected(start_run, tmp_path, processes, options, named):
