@@ -148,9 +148,9 @@ def watch_deadlines(received: list[int], wakeup: int) -> None:
             if late > 5:  # the machine or this process was suspended
                 deadlines[name] = (end + late, is_running)
             elif time.monotonic() > end and is_running():
-                message = f"error: {name} has not ended in time; see the traces above"
+                message = f"error: {name} has not ended in time; see the output above"
                 if jax.distributed.is_initialized():
-                    message += " and the output of the other processes"
+                    message += " and that of the other processes"
                 exit_now(1, message, faulthandler.dump_traceback)
         if CONNECTING in deadlines:
             if received or select.select([wakeup], [], [], 0)[0]:

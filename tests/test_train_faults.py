@@ -294,16 +294,17 @@ def test_two_processes_fall_back_if_one_cannot_read(start_run):
 # ----------------------------------------------------------------------------- the disk
 
 # In process 1, writing fails after 24 steps.
+FILE_LIMIT = "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))"
 CANNOT_WRITE = (
     SLOW_STEPS
-    + """
+    + f"""
 import resource
 slowly, steps = lifecycle.set_deadline, itertools.count()
 
 def fail(what, *rest):
     slowly(what, *rest)
     if what == "the next step" and next(steps) == 24 and lifecycle.jax.process_index():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        {FILE_LIMIT}
 
 lifecycle.set_deadline = fail
 """
@@ -339,13 +340,21 @@ def test_full_disk_ends_all_processes(start_run, tmp_path, processes, checks):
 
 @pytest.mark.slow
 def test_each_process_ends_if_one_cannot_write(start_run):
+    """Orbax logs the error. If process 0 ends first, JAX's log follows in process 1."""
     run = start_run("--save-limit", 20, processes=2, code=CANNOT_WRITE)
     assert not {0, 75, 76} & {*run.end()}
     assert run.complete() == [20]
-    print(*run.errors, sep="\n-----\n")
-    assert "File too large" in run.errors[1].splitlines()[-1]
-    assert "output of the other processes" in run.errors[0].splitlines()[-1]
+    assert "File too large" in run.errors[1]
+    assert "that of the other processes" in run.errors[0].splitlines()[-1]
     start_run().check_losses(start=20)
+
+
+@pytest.mark.slow
+def test_failing_process_ends_with_its_error(start_run):
+    fault = 'raise OSError("no such disk")'
+    run = start_run(processes=2, code=CANNOT_WRITE.replace(FILE_LIMIT, fault))
+    assert not {0, 75, 76} & {*run.end()}
+    assert run.errors[1].endswith("\nerror: OSError: no such disk\n")
 
 
 # ------------------------------------------------------------------------------- limits
