@@ -452,7 +452,8 @@ class Checkpoints:
             max_to_keep=3,
             step_name_format=StepNames(),
             cleanup_tmp_directories=True,
-            async_options=ocp.AsyncOptions(timeout_secs=math.ceil(seconds)),
+            # Longer than the deadline of the save, whose message says more.
+            async_options=ocp.AsyncOptions(timeout_secs=math.ceil(seconds) + 60),
         )
         self.manager = Manager(folder, options=options)
         # Reading may fail in one process only, so it must not wait for the others.
