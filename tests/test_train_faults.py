@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import signal
-import termios
 import time
 from pathlib import Path
 
@@ -414,8 +413,8 @@ def test_stop_before_training_has_its_own_status(capsys):
 
 
 def test_nohup_ignores_a_closed_terminal(start_run):
-    ignore = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
-    run = start_run(devices=1, code=SLOW_STEPS, popen=ignore)
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    run = start_run(devices=1, code=ignore + SLOW_STEPS)
     run.read_until("step     8")
     run.send(signal.SIGHUP)
     run.finish()
@@ -425,8 +424,8 @@ def test_closed_terminal_stops_a_run(start_run):
     """The kernel sends SIGHUP, and every later line is an I/O error."""
     ours, terminal = os.openpty()
     popen = dict.fromkeys(["stdin", "stdout", "stderr"], terminal)
-    popen["preexec_fn"] = lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    run = start_run(devices=1, code=SLOW_STEPS, popen=popen)
+    control = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+    run = start_run(devices=1, code=control + SLOW_STEPS, popen=popen)
     os.close(terminal)
     output = b""
     while b"step     8" not in output:
