@@ -166,7 +166,11 @@ WEIGHTS, LORA = "model/model-00002-of-00003.safetensors", "adapters/adapter_conf
 @pytest.mark.parametrize(
     ("file", "damage", "named"),
     [
-        (CONFIG, change(model_type="gpt2", num_attention_heads=None), "model_type 'gpt2'"),
+        (
+            CONFIG,
+            change(model_type="gpt2", num_attention_heads=None),
+            "model_type 'gpt2'",
+        ),
         (CONFIG, change(hidden_act="gelu"), "activation 'gelu'"),
         (CONFIG, remove_key("rope_theta"), '"rope_theta": 10000.0'),
         (CONFIG, change(rope_parameters={"rope_theta": 5e5}), "rope_theta is 500000.0"),
