@@ -87,6 +87,13 @@ def test_stop_string_ends_an_answer_and_is_never_streamed(served, plain):
     request.stop = []
 
 
+def test_incomplete_character_is_not_streamed():
+    request = generate.Request(0, [1], [], 9, 0.0, 0, 1.0, 0, text="blue\ufffd")
+    assert request.new_text() == "blue"
+    request.text, request.finish_reason = "blue é", "length"
+    assert request.new_text() == " é"
+
+
 def test_chat_template(place, tmp_path):
     """It is found in both places, and its text is encoded without a second BOS."""
     template = (
@@ -95,11 +102,13 @@ def test_chat_template(place, tmp_path):
         "{% if add_generation_prompt %}{{ mood or 'is' }}{% endif %}"
     )
     sea, blue = {"role": "user", "content": "sea"}, {"content": "blue"}
-    named, file, bad = (tmp_path / name for name in ("named", "file", "bad"))
+    names = "named", "file", "bad", "json_filter"
+    named, file, bad, json_filter = (tmp_path / name for name in names)
     for folder, chat_template in [
         (named, [{"name": "default", "template": template}]),
         (file, "other"),
         (bad, "{{ raise_exception('no system role') }}"),
+        (json_filter, "{{ messages | tojson }}"),
     ]:
         folder.mkdir()
         data = {"bos_token": {"content": "<s>"}, "chat_template": chat_template}
@@ -109,6 +118,8 @@ def test_chat_template(place, tmp_path):
         assert generate.read_chat_template(folder)([sea], False) == "<s> sea "
     with pytest.raises(ValueError, match="the chat template fails: no system role"):
         generate.read_chat_template(bad)([sea])
+    text = generate.read_chat_template(json_filter)([{"content": "<é>"}])
+    assert text == '[{"content": "<é>"}]'  # not escaped for HTML
 
     model = generate.read_model(place / "model")
     options = options_of(generate, file, "--chat", "--prompt", "sea")
