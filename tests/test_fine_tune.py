@@ -359,7 +359,7 @@ def test_weights_that_are_not_finite_are_named(place, tmp_path, monkeypatch, cap
     mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
     with pytest.raises(SystemExit, match="^2$"):
         fine_tune.load_weights(generate.read_model(folder), mesh, np.float32)
-    assert capsys.readouterr().err.startswith("model.norm.weight has NaN")
+    assert capsys.readouterr().err.startswith("error: model.norm.weight has NaN")
 
 
 # ---------------------------------------------------------------------------- examples

@@ -424,7 +424,8 @@ def test_closed_terminal_stops_a_run(start_run):
     """The kernel sends SIGHUP, and every later line is an I/O error."""
     ours, terminal = os.openpty()
     popen = dict.fromkeys(["stdin", "stdout", "stderr"], terminal)
-    control = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+    control = "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    control += "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # tests may ignore it
     run = start_run(devices=1, code=control + SLOW_STEPS, popen=popen)
     os.close(terminal)
     output = b""
