@@ -99,7 +99,7 @@ def test_page_reads_without_scripts(quiet_page, name):
     parts = page.locator(f"article :is({kinds}):not(#explorer *)")
     assert parts.count() > 10
     assert parts.evaluate_all(HIDDEN) == []
-    notice = page.get_by_text("needs JavaScript, which is off here")
+    notice = page.get_by_text("needs JavaScript, which is turned off")
     assert notice.is_visible() if name in TOOLS else not notice.count()
 
 

@@ -197,7 +197,7 @@ def test_links_of_the_page(browser):
     texts = [first | case for case in linked("explorer").values()]
     found = dict(zip(linked("explorer"), counted(browser, "explorer.js", COUNT, texts)))
     rejected = [text for text, each in found.items() if isinstance(each, list)]
-    assert rejected == ["Look at 12 rows"]
+    assert rejected == ["Check 12 rows"]
 
 
 def test_every_device_is_drawn(explorer):
