@@ -169,8 +169,8 @@ def passes(page, passed):
 
 
 def wrap_lines(code: re.Match) -> str:
-    """Put each line into a span. The theme's rules with `~ *` compare each element of a
-    fold with all its siblings, so a fold of thousands of siblings takes seconds to open."""
+    """Put each line into a span, because the theme has rules with `~ *`, which compare
+    each element of a fold with all its siblings: thousands take seconds."""
     return "\n".join(f"<span>{line}</span>" for line in code[0].split("\n"))
 
 
