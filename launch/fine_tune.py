@@ -76,7 +76,7 @@ def read_options() -> argparse.Namespace:
     option("data", type=Path, nargs="?", metavar="DATA", help="examples to train on")
     option("--out", type=Path, required=True, metavar="DIR", help="new result folder")
     option("--eval", type=Path, metavar="FILE", help="held-out examples, as in DATA")
-    option("--merge", type=Path, metavar="DIR", help="merge these adapters into MODEL")
+    option("--merge", type=Path, metavar="DIR", help="merge adapters DIR into MODEL")
     option("--full", action="store_true", help="train all weights instead of adapters")
     groups = {
         "adapters": (
@@ -87,22 +87,28 @@ def read_options() -> argparse.Namespace:
             ("--epochs", positive, None, "X", "passes over DATA (default: 1)"),
             ("--steps", count, None, "N", "optimizer steps, instead of --epochs"),
             ("--batch", count, 8, "N", "sequences per optimizer step"),
-            ("--accumulate", count, 1, "N", "micro-batches that a batch is split into"),
+            ("--accumulate", count, 1, "N", "split each batch into N micro-batches"),
             ("--max-length", count, None, "N", "maximum tokens (default: the model's)"),
-            ("--learning-rate", positive, None, "X", "peak (default: 2e-4; full 1e-5)"),
-            ("--warmup", natural, None, "N", "warm-up steps (default: a tenth)"),
-            ("--weight-decay", decay, 0.0, "X", "AdamW's weight decay, of matrices"),
+            ("--learning-rate", positive, None, "X", "peak (default: 2e-4, full 1e-5)"),
+            ("--warmup", natural, None, "N", "warm-up steps (default: a tenth of all)"),
+            ("--weight-decay", decay, 0.0, "X", "AdamW's decay, only of matrices"),
             ("--max-grad-norm", positive, 1.0, "X", "clip gradients to this norm"),
-            ("--seed", natural, 0, "N", "of adapters and shuffling"),
+            ("--seed", natural, 0, "N", "seed of adapters and shuffling"),
         ),
         "checkpoints and logging": (
-            ("--folder", Path, None, "DIR", "checkpoints (default: OUT.checkpoints)"),
+            (
+                "--folder",
+                Path,
+                None,
+                "DIR",
+                "checkpoints (default: OUT.checkpoints)",
+            ),
             ("--save-every", count, 100, "N", "steps between checkpoints"),
             ("--eval-every", count, 100, "N", "steps between evaluations"),
             ("--log-every", count, 10, "N", "steps between progress lines"),
-            ("--step-limit", positive, 1800, "S", "seconds until a step is given up"),
-            ("--save-limit", positive, 600, "S", "seconds until a save is given up"),
-            ("--tries", count, 3, "N", "starts in a row without a new checkpoint"),
+            ("--step-limit", positive, 1800, "S", "maximum seconds for a step"),
+            ("--save-limit", positive, 600, "S", "maximum seconds for a save"),
+            ("--tries", count, 3, "N", "maximum starts without a new checkpoint"),
             ("--wait", count, 1, "S", "seconds to wait for another job to end"),
         ),
         "devices and processes": (
@@ -111,7 +117,7 @@ def read_options() -> argparse.Namespace:
             ("--coordinator", str, None, "HOST:PORT", "address of process 0"),
             ("--processes", count, None, "N", "number of processes"),
             ("--process", natural, None, "N", "index of this process, from 0"),
-            ("--heartbeat", count, 100, "S", "seconds until a process counts as lost"),
+            ("--heartbeat", count, 100, "S", "maximum silence of a process in seconds"),
         ),
     }
     for title, rows in groups.items():
@@ -121,13 +127,13 @@ def read_options() -> argparse.Namespace:
             group(name, type=read, default=default, metavar=metavar, help=text)
         groups[title] = group
     modules = {"nargs": "+", "choices": adapters.TARGETS, "metavar": "NAME"}
-    text = f"projections with adapters (default: {' '.join(adapters.TARGETS)})"
+    text = f"projections that get adapters (default: {' '.join(adapters.TARGETS)})"
     groups["adapters"]("--target-modules", **modules, help=text)
     text = "store the frozen projections in int8"
     groups["adapters"]("--int8", action="store_true", help=text)
-    text = "one example for each assistant message, without later messages"
+    text = "make one example of each assistant message and those before it"
     groups["training"]("--split-turns", action="store_true", help=text)
-    text = "of the computation (default: float32 on CPUs, else that of the files)"
+    text = "dtype to compute in (default: bfloat16 if MODEL has it, but not on CPUs)"
     groups["training"]("--dtype", choices=("float32", "bfloat16"), help=text)
     text = "join the processes that a launcher has started"
     groups["devices and processes"]("--distributed", action="store_true", help=text)

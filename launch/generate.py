@@ -120,28 +120,28 @@ def read_options() -> argparse.Namespace:
     about = "maximum number of tokens to generate (default: 128)"
     add("--max-tokens", type=count, default=128, metavar="N", help=about)
     for name, metavar, about in (
-        ("temperature", "T", "0 takes the highest-scoring token"),
+        ("temperature", "T", "sampling temperature; 0 takes the highest-scoring token"),
         ("top_k", "K", "sample from the K highest-scoring tokens; 0 means all"),
         ("top_p", "P", "sample from the fewest tokens with this total probability"),
     ):
         option = f"--{name.replace('_', '-')}"
         about += f" (default: the model's, or {DEFAULTS[name]:g})"
         add(option, type=READERS[name], metavar=metavar, help=about)
-    about = "seed of the first request; each next one adds 1 (default: 0)"
+    about = "seed of the first request; the second has N + 1 (default: 0)"
     add("--seed", type=READERS["seed"], default=0, metavar="N", help=about)
 
     add = parser.add_argument_group("devices").add_argument
     about = "answers generated at the same time (default: 8)"
     add("--slots", type=count, default=8, metavar="N", help=about)
-    about = "positions of a slot, for prompt and answer (default: as needed)"
+    about = "maximum tokens of prompt and answer together (default: as needed)"
     add("--length", type=count, metavar="N", help=about)
     about = "number of devices to use (default: all)"
     add("--devices", type=count, metavar="N", help=about)
     about = "run on the CPU, as N devices per process"
     add("--emulate", type=count, metavar="N", help=about)
-    about = "be one of the processes of a launcher that JAX recognises"
+    about = "join the processes that a launcher known to JAX has started"
     add("--distributed", action="store_true", help=about)
-    about = "address of process 0, without such a launcher"
+    about = "address of process 0, if there is no such launcher"
     add("--coordinator", metavar="HOST:PORT", help=about)
     add("--processes", type=count, metavar="N", help="number of processes")
     about = "index of this process, from 0"

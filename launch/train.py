@@ -79,7 +79,7 @@ def read_options() -> argparse.Namespace:
     option(group, "--save-every", "N", count, 240, "steps between checkpoints")
     option(group, "--step-limit", "S", seconds, 600, "maximum seconds for a step")
     option(group, "--save-limit", "S", seconds, 45, "maximum seconds for a save")
-    option(group, "--tries", "N", count, 3, "maximum starts that save nothing new")
+    option(group, "--tries", "N", count, 3, "maximum starts without a new save")
     option(group, "--wait", "S", count, 1, "seconds to wait for another run's lock")
 
     group = parser.add_argument_group("devices and processes")
@@ -90,7 +90,7 @@ def read_options() -> argparse.Namespace:
     option(group, "--processes", "N", count, None, "number of processes")
     option(group, "--process", "I", at_least(0), None, "index of this process, from 0")
     option(
-        group, "--heartbeat", "S", count, 100, "seconds until a process counts as dead"
+        group, "--heartbeat", "S", count, 100, "maximum silence of a process in seconds"
     )
     options = parser.parse_args()
     options.folder = options.folder.resolve()  # Orbax requires an absolute path
