@@ -55,6 +55,7 @@ from lifecycle import NO_RESTART, exit_all, log, log_step, set_deadline
 
 SETTINGS = ("full", "rank", "alpha", "target_modules", "int8", "batch", "seed")
 SETTINGS += ("learning_rate", "weight_decay", "max_grad_norm")  # fixed for a run
+ROLES = "system", "developer", "user", "assistant", "tool"
 SHARED = ("out", "save_every", "log_every", "accumulate")  # equal in all processes
 LOGITS_CHUNK = 128  # positions of each sequence whose logits exist at a time
 COPIED = ("*token*", "vocab*", "merges*", "chat_*", "generation_config.json")
@@ -214,7 +215,11 @@ def read_messages(
         raise ValueError("messages is not a list of objects")
     examples, tokens, spans = [], [], []
     for index, message in enumerate(messages):
-        if message.get("role") != "assistant":
+        if (role := message.get("role")) not in ROLES:
+            raise ValueError(f"message {index} has the role {role!r}, not {ROLES}")
+        if not (message.get("content") or message.get("tool_calls")):
+            raise ValueError(f"message {index} has no content")
+        if role != "assistant":
             continue
         prompt, answered = encode(index, True), encode(index + 1, False)
         hint = f"message {index} does not begin with the template's generation prompt"
@@ -699,6 +704,7 @@ def train(run: Run, settings: dict) -> Any:
         done, stopping = begun, False
         losses = []  # of steps that are still running, to be logged later
         speed, tokens, since = "", 0, None
+        log_every = min(options.log_every, job.steps)  # print at least the last loss
         while done < job.steps and not stopping:
             set_deadline("the next step", options.step_limit)
             batch = examples_of_step(job.examples, options.seed, done, options.batch)
@@ -710,26 +716,25 @@ def train(run: Run, settings: dict) -> Any:
             # Asked once a step: no stop without a save.
             stop = lifecycle.should_stop(received, done - begun)
             stopping = stop and done < job.steps
-            if done % options.log_every == 0:
-                # Waits for the steps of the interval before this one.
+            if done % log_every == 0:
+                log_losses(losses, log_every, speed)  # waits for the steps before
                 now = time.monotonic()
                 if since:
-                    left = (job.steps - done) * (now - since) / options.log_every
+                    left = (job.steps - done) * (now - since) / log_every
                     speed = f"  {tokens / (now - since):,.0f} tokens/s"
                     speed += f"  {timedelta(seconds=round(left))} left"
                 since, tokens = now, 0
-                log_losses(losses, options.log_every, speed)
             losses.append((done, loss))
             checkpoints.check_save()
             evaluating = done % options.eval_every == 0 or done == job.steps
             if job.held_out and evaluating:
-                log_losses(losses, options.log_every, speed)
+                log_losses(losses, log_every, speed)
                 loss = run.evaluate(state, done)
                 if loss < state.best.loss:
                     args = np.float32(loss), np.int32(done)
                     state = state._replace(best=run.best(state.params, *args))
             if done % options.save_every == 0 or done == job.steps or stopping:
-                log_losses(losses, options.log_every, speed)
+                log_losses(losses, log_every, speed)
                 checkpoints.save(done, state)
         set_deadline("the next step", math.inf)  # a save has a deadline of its own
     if stopping:

@@ -524,7 +524,7 @@ class Checkpoints:
         if other:
             now = self.settings
             changes = [
-                f"--{name} {saved.get(name)!r}, not {now.get(name)!r}"
+                f"--{name.replace('_', '-')} {saved.get(name)!r}, not {now.get(name)!r}"
                 for name in {**now, **saved}
                 if saved.get(name) != now.get(name)
             ]

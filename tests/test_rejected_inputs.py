@@ -226,8 +226,10 @@ EXAMPLES = (fine_tune, FINE_TUNE, "data.jsonl")
         (EXAMPLES, b'{"tokens": [1], "answer": [1], "answers": [2]}', "answers"),
         (EXAMPLES, b'{"prompt": "sea", "answer": ""}', "answer"),
         (EXAMPLES, b'{"text": ""}', "text"),
-        (EXAMPLES, b'{"messages": [{"role": "user"}]}', "assistant"),
-        (EXAMPLES, b'{"messages": [{"role": "assistant"}]}', "chat template"),
+        (EXAMPLES, b'{"messages": [{"role": "user"}]}', "message 0 has no content"),
+        (EXAMPLES, b'{"messages": [{"role": "bot"}]}', "has the role 'bot', not"),
+        (EXAMPLES, b'{"messages": [{"role": "user", "content": "a"}]}', "no message"),
+        (EXAMPLES, b'{"messages": [{"role": "tool", "content": ""}]}', "no content"),
     ],
 )
 def test_row_is_rejected(rejection, rows, row, named):
