@@ -16,6 +16,7 @@ text, and Jinja2 for chat templates. The exit status is 2 for invalid input.
 """
 
 import argparse
+import importlib.util
 import math
 import os
 import re
@@ -94,6 +95,14 @@ def check_processes(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"--coordinator {options.coordinator} is not HOST:PORT")
 
 
+def check_modules(parser: Parser, options: argparse.Namespace) -> None:
+    """Report modules of this program that were not copied with it."""
+    for name in ["decoder"] + ["adapters"] * bool(options.adapters):
+        if importlib.util.find_spec(name) is None:
+            folder = Path(__file__).resolve().parent
+            parser.error(f"{name}.py is missing; copy it into {folder}")
+
+
 def read_options() -> argparse.Namespace:
     """Return the options of the command line, or their defaults."""
     title, _, details = __doc__.partition("\n\n")
@@ -148,6 +157,7 @@ def read_options() -> argparse.Namespace:
     add("--process", type=reader(int, 0), metavar="I", help=about)
     options = parser.parse_args()
     check_processes(parser, options)
+    check_modules(parser, options)
     if not options.prompt and not options.prompts:
         parser.error("no requests: give --prompt or --prompts")
     return options

@@ -112,6 +112,21 @@ def test_train_rejects_options_before_it_imports_jax(tmp_path, args):
     assert usage.startswith("usage: ") and args.split()[-2:][0] in line
 
 
+@pytest.mark.parametrize("missing", ["decoder.py", "adapters.py"])
+def test_program_without_its_modules_is_rejected_before_it_imports_jax(
+    tmp_path, missing
+):
+    (tmp_path / "jax.py").write_text("raise SystemExit('JAX was imported')")
+    for name in {"generate.py", "decoder.py", "adapters.py"} - {missing}:
+        shutil.copy(LAUNCH / name, tmp_path)
+    args = ["model", "--prompt", "sea", "--adapters", "adapters"]
+    command = [sys.executable, tmp_path / "generate.py", *args]
+    done = subprocess.run(command, env={}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"{missing} is missing; copy it into {tmp_path}")
+    assert done.stderr.count("\n") == 1
+
+
 # --------------------------------------------------------------------------- the files
 
 
