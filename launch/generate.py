@@ -16,6 +16,7 @@ text, and Jinja2 for chat templates. The exit status is 2 for invalid input.
 """
 
 import argparse
+import difflib
 import importlib.util
 import math
 import os
@@ -36,6 +37,11 @@ ROWS = 4  # maximum number of chunks of prompts in one prefill step
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C exits without a traceback
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, which is plural unless the number is 1."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def exit_now(status: int, message: str = "") -> NoReturn:
@@ -406,12 +412,17 @@ def read_request(
     """Return one request; raise ValueError if it is invalid."""
     kinds, tokenizer = ("prompt", "messages", "tokens"), model.tokenizer
     kind = [name for name in kinds if isinstance(data, dict) and name in data]
-    if len(kind) != 1:
+    if not kind:
         raise ValueError('not an object with one of "prompt", "messages" and "tokens"')
+    if len(kind) > 1:
+        found = '" and "'.join(kind)
+        raise ValueError(f'has "{found}": give only one')
     (kind,) = kind
-    known = {kind, "id", "stop", "chat_template_kwargs", *READERS}
-    if unknown := data.keys() - known:
-        raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
+    known = [kind, "id", "stop", "chat_template_kwargs", *READERS]
+    if unknown := sorted(data.keys() - known):
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"unknown key {unknown[0][:40]}{hint}")
     name = data.get("id", index)
     if type(name) not in (str, int):
         raise ValueError(f"id {str(name)[:40]} is neither a string nor an integer")
@@ -764,6 +775,13 @@ def connect(options: argparse.Namespace) -> None:
         jax.distributed.initialize(  # listens at this address only
             *manual, coordinator_bind_address=options.coordinator
         )
+    except ValueError as error:
+        if "coordinator_address should be defined" not in str(error):
+            raise
+        raise ValueError(
+            "--distributed: no launcher found; use --coordinator, --processes and "
+            "--process"
+        ) from None
     except RuntimeError as error:
         raise ValueError(f"cannot connect to the other processes: {error}") from None
 
@@ -801,16 +819,17 @@ def plan(
         size = len(request.prompt)
         if size >= length:
             raise ValueError(
-                f"prompt of {request.name!r} has {size:,} tokens; prompt and answer "
-                f"together may have at most {length:,}"
+                f"prompt of {request.name!r} has {counted(size, 'token')}; prompt and "
+                f"answer together may have at most {length:,}"
             )
     short = [r for r in requests if r.max_tokens > length - len(r.prompt)]
     for request in short:
         request.max_tokens = length - len(request.prompt)
     if short:
         log(
-            f"{len(short)} answers may end early, after {length:,} positions: that of "
-            f"{short[0].name!r} after {short[0].max_tokens:,} tokens"
+            f"{counted(len(short), 'answer')} may end early, after {length:,} "
+            f"positions: that of {short[0].name!r} after "
+            f"{counted(short[0].max_tokens, 'token')}"
         )
     sizes = [len(request.prompt) for request in requests]
     chunk = min(max(sizes), 16 if mesh.devices.flat[0].platform == "cpu" else 128)
@@ -879,8 +898,12 @@ def prepare(options: argparse.Namespace) -> tuple[Engine, list[Request], Model]:
     connect(options)
     devices = jax.devices()
     use = options.devices or len(devices)
-    if use > len(devices) or (jax.process_count() > 1 and use < len(devices)):
+    if jax.process_count() > 1 and use != len(devices):
         raise ValueError(f"--devices {use}: all processes have {len(devices)} together")
+    if use > len(devices):
+        there = "is" if len(devices) == 1 else "are"
+        found = counted(len(devices), "device")
+        raise ValueError(f"--devices {use}: there {there} only {found}")
     mesh = decoder.model_mesh(config, devices[:use])
     dtype = next(iter(model.files.values())).dtype
     if devices[0].platform == "cpu":
@@ -901,8 +924,8 @@ def prepare(options: argparse.Namespace) -> tuple[Engine, list[Request], Model]:
         defaults = ", ".join(f"{name} {x:g}" for name, x in model.sampling.items())
         log(f"defaults of generation_config.json: {defaults}")
     log(
-        f"{len(requests)} prompts, {shape.slots} at a time, {dtype}, on {mesh.size} "
-        f"{devices[0].device_kind} devices"
+        f"{counted(len(requests), 'prompt')}, {shape.slots} at a time, {dtype}, on "
+        f"{counted(mesh.size, f'{devices[0].device_kind} device')}"
     )
     start = time.monotonic()
     weights = decoder.load_model(model.files, config, mesh, dtype, fitting_sharding)
@@ -946,10 +969,11 @@ def main(options: argparse.Namespace) -> None:
                 exit_now(1, f"cannot write the answers: {error.strerror}")
         if time.monotonic() > reported + 1:
             reported = time.monotonic()
-            log(f"{finished} of {len(requests)} answers")
+            log(f"{finished} of {counted(len(requests), 'answer')}")
     seconds = time.monotonic() - start
     tokens = sum(len(request.generated) for request in requests)
-    log(f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s")
+    rate = f"{tokens / seconds:.1f} tokens/s"
+    log(f"{counted(tokens, 'token')} in {seconds:.1f} s, {rate}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import jax
 import lifecycle
 import pytest
 from runs import LAUNCH, contents, options_of, statuses
-from toy_model import model_in, start_two, write_rows
+from toy_model import model_in, start_in, start_two, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ GENERATE, FINE_TUNE = "model --prompt sea ", "model data.jsonl --out new --devic
         (generate, GENERATE + "--max-tokens 0", "--max-tokens"),
         (generate, GENERATE + "--length 1", "prompt of 0"),
         (generate, GENERATE + "--length 257", "--length 257"),
-        (generate, GENERATE + "--devices 999", "--devices 999"),
+        (generate, GENERATE + "--devices 999", "--devices 999: there "),
         (generate, GENERATE + "--processes 2 --process 1", "--coordinator"),
         (fine_tune, "model none.jsonl --out new", "none.jsonl"),
         (fine_tune, "model /dev/null --out new", "/dev/null"),
@@ -225,8 +225,9 @@ EXAMPLES = (fine_tune, FINE_TUNE, "data.jsonl")
     ("rows", "row", "named"),
     [
         (REQUESTS, b'{"tokens": [1, 2', "delimiter"),
-        (REQUESTS, b'{"tokens": [1], "prompt": "sea"}', '"tokens"'),
-        (REQUESTS, b'{"tokens": [1], "max_token": 5}', "max_token"),
+        (REQUESTS, b"[1]", 'one of "prompt"'),
+        (REQUESTS, b'{"tokens": [1], "prompt": ""}', 'has "prompt" and "tokens": give'),
+        (REQUESTS, b'{"tokens": [1], "max_token": 5}', "max_token (did you mean max_t"),
         (REQUESTS, b'{"tokens": [1, 321]}', "321"),
         (REQUESTS, b'{"tokens": [' + 5000 * b"9" + b"]}", "not valid JSON"),
         (REQUESTS, 100_000 * b"[", "not valid JSON"),
@@ -274,6 +275,13 @@ def test_one_of_several_processes_is_rejected(rejection, monkeypatch):
 def test_text_without_tokenizers_is_rejected(rejection, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert "package tokenizers" in rejection(generate, GENERATE)
+
+
+def test_distributed_without_a_launcher_is_rejected(place):
+    args = ["model", "--prompt", "sea", "--emulate", 1, "--distributed"]
+    run = start_in(place, "generate.py", *args)
+    assert statuses([run]) == [2]
+    assert "--distributed: no launcher found; use --coordinator" in run.errors
 
 
 def test_two_processes_reject_together(place):
