@@ -951,7 +951,7 @@ def main(options: argparse.Namespace) -> None:
         exit_now(BAD_INPUT, str(error))
     tokenizer, stop_tokens = model.tokenizer, model.stop_tokens
     start = reported = time.monotonic()
-    finished = 0
+    finished = shown = 0
     for request in serve(engine, requests, stop_tokens, tokenizer, options.stream):
         lines = []
         if options.stream and (text := request.new_text()):
@@ -967,8 +967,8 @@ def main(options: argparse.Namespace) -> None:
                 exit_now(PIPE_CLOSED)
             except OSError as error:
                 exit_now(1, f"cannot write the answers: {error.strerror}")
-        if time.monotonic() > reported + 1:
-            reported = time.monotonic()
+        if finished > shown and time.monotonic() > reported + 1:
+            reported, shown = time.monotonic(), finished
             log(f"{finished} of {counted(len(requests), 'answer')}")
     seconds = time.monotonic() - start
     tokens = sum(len(request.generated) for request in requests)
