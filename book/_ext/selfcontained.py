@@ -169,9 +169,12 @@ def passes(page, passed):
 
 
 def wrap_lines(code: re.Match) -> str:
-    """Put each line into a span, because the theme has rules with `~ *`, which compare
-    each element of a fold with all its siblings: thousands take seconds."""
-    return "\n".join(f"<span>{line}</span>" for line in code[0].split("\n"))
+    """Put each line of a long cell into a span, because the theme has rules with `~ *`,
+    which compare each element of a fold with all its siblings: thousands take seconds."""
+    lines = code[0].split("\n")
+    if len(lines) < 200:
+        return code[0]
+    return "\n".join(f"<span>{line}</span>" for line in lines)
 
 
 def finish_page(app, pagename, templatename, context, doctree):
