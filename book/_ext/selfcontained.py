@@ -169,8 +169,8 @@ def passes(page, passed):
 
 
 def wrap_lines(code: re.Match) -> str:
-    """Put each line of a long cell into a span, because the theme has rules with `~ *`,
-    which compare each element of a fold with all its siblings: thousands take seconds."""
+    """Put each line of a long cell into a span. Otherwise the theme's rules with `~ *`,
+    which compare each element with all its siblings, need seconds to open a fold."""
     lines = code[0].split("\n")
     if len(lines) < 200:
         return code[0]
