@@ -98,6 +98,16 @@ def test_images_have_alt_text():
     assert not missing, "\n".join(missing)
 
 
+def test_formulas_are_complete():
+    """Each element of MathML has the number of children that it needs."""
+    needed = {"msup": 2, "msub": 2, "mfrac": 2, "munder": 2, "mover": 2, "mroot": 2}
+    needed |= {"msubsup": 3, "munderover": 3}
+    found = [(path, tag) for path in pages() for tag in page(path).find_all([*needed])]
+    assert len(found) > 100
+    for path, tag in found:
+        assert len(tag.find_all(recursive=False)) == needed[tag.name], (path, tag)
+
+
 def test_setup_prints_the_devices():
     for name, chapter in chapters():
         first = chapter.select_one("div.cell_output").get_text().strip()
