@@ -784,6 +784,8 @@ def connect(options: argparse.Namespace) -> None:
         ) from None
     except RuntimeError as error:
         raise ValueError(f"cannot connect to the other processes: {error}") from None
+    # JAX's preemption service catches SIGTERM for programs that save. This one ends.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def check_same(*values: object) -> None:

@@ -13,7 +13,7 @@ import generate
 import jax
 import numpy as np
 import pytest
-from runs import options_of, statuses
+from runs import coordinator_options, options_of, statuses
 from toy_model import (
     LENGTH,
     REQUESTS,
@@ -258,6 +258,22 @@ def test_requests_from_stdin_and_a_streamed_answer(place):
         ]
         assert "".join(pieces) == line["text"] and len(pieces) == 3
         assert len(line["logprobs"]) == 3 and max(line["logprobs"]) <= 0
+
+
+def test_connected_process_ends_at_sigterm(place):
+    code = """
+import decoder, os, signal, time
+
+def load_model(*_):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+    os._exit(0)
+
+decoder.load_model = load_model
+"""
+    args = ["model", "--prompt", "the sea is", *coordinator_options(1), 0]
+    run = start_in(place, "generate.py", *args, code=code)
+    assert statuses([run]) == [-signal.SIGTERM], run.errors
 
 
 def test_output_that_cannot_be_written(place):
