@@ -97,13 +97,7 @@ def read_options() -> argparse.Namespace:
             ("--seed", natural, 0, "N", "seed of adapters and shuffling"),
         ),
         "checkpoints and logging": (
-            (
-                "--folder",
-                Path,
-                None,
-                "DIR",
-                "checkpoints (default: OUT.checkpoints)",
-            ),
+            ("--folder", Path, None, "DIR", "checkpoints (default: OUT.checkpoints)"),
             ("--save-every", count, 100, "N", "steps between checkpoints"),
             ("--eval-every", count, 100, "N", "steps between evaluations"),
             ("--log-every", count, 10, "N", "steps between progress lines"),
@@ -216,7 +210,8 @@ def read_messages(
     examples, tokens, spans = [], [], []
     for index, message in enumerate(messages):
         if (role := message.get("role")) not in ROLES:
-            raise ValueError(f"message {index} has the role {role!r}, not {ROLES}")
+            known = ", ".join(ROLES)
+            raise ValueError(f"message {index} has the role {role!r}; known: {known}")
         if not (message.get("content") or message.get("tool_calls")):
             raise ValueError(f"message {index} has no content")
         if role != "assistant":

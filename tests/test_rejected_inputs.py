@@ -243,7 +243,11 @@ EXAMPLES = (fine_tune, FINE_TUNE, "data.jsonl")
         (EXAMPLES, b'{"prompt": "sea", "answer": ""}', "answer"),
         (EXAMPLES, b'{"text": ""}', "text"),
         (EXAMPLES, b'{"messages": [{"role": "user"}]}', "message 0 has no content"),
-        (EXAMPLES, b'{"messages": [{"role": "bot"}]}', "has the role 'bot', not"),
+        (
+            EXAMPLES,
+            b'{"messages": [{"role": "bot"}]}',
+            "the role 'bot'; known: s",
+        ),
         (EXAMPLES, b'{"messages": [{"role": "user", "content": "a"}]}', "no message"),
         (EXAMPLES, b'{"messages": [{"role": "tool", "content": ""}]}', "no content"),
     ],
