@@ -10,9 +10,9 @@ DATA is a JSONL file; each line is one of
   {"text": "text"}                                          loss on all of it
   {"tokens": [1, 15], "answer": [7, 9]}                     loss on the answer
 
-It needs adapters.py, decoder.py, generate.py and lifecycle.py beside it, JAX, Optax and
-Orbax; for text the package tokenizers, and for messages jinja2. Bad input ends it with
-one line on stderr and status 2. Repeat the same command to resume from the newest
+It needs adapters.py, decoder.py, generate.py and lifecycle.py next to it, JAX, Optax
+and Orbax; for text the package tokenizers, and for messages jinja2. Bad input ends it
+with one line on stderr and status 2. Repeat the same command to resume from the newest
 checkpoint; lifecycle.py lists the other statuses.
 """
 
@@ -246,7 +246,7 @@ def read_examples_of(
     (kind,) = kind
     has_answer = {"answer"} if kind in ("prompt", "tokens") else set()
     if unknown := data.keys() - {kind, "id"} - has_answer:
-        raise ValueError(f"unknown keys beside {kind}: {', '.join(sorted(unknown))}")
+        raise ValueError(f"unknown keys in a {kind} row: {', '.join(sorted(unknown))}")
     if missing := has_answer - data.keys():
         raise ValueError(f"{kind} without {', '.join(missing)}")
     if kind == "messages":
