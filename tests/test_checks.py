@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import checks
+import jupyter_client
 import pages
 import pair
 import pytest
@@ -226,3 +227,9 @@ def test_page_that_stops_early_has_a_fault():
     assert pages.faults(page) == ""
     cells[1].outputs = [new_output("stream", name="stderr", text="a warning")]
     assert pages.faults(page) == "wrote to stderr:\na warning"
+
+
+def test_kernels_listen_on_sockets(tmp_path):
+    pages.mirror(tmp_path, [])
+    assert (tmp_path / "conftest.py").exists()
+    assert jupyter_client.AsyncKernelManager().transport == "ipc"

@@ -78,7 +78,7 @@ def mirror(folder: Path, stale: list[Path]) -> dict[str, Path]:
     Return the page of each notebook, keyed by the notebook's path in the folder.
     """
     book = [path for path in (ROOT / "book").iterdir() if path.suffix != ".md"]
-    for path in [ROOT / "lab", ROOT / "launch", *book]:
+    for path in [ROOT / "conftest.py", ROOT / "lab", ROOT / "launch", *book]:
         link = folder / path.relative_to(ROOT)
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(path)
