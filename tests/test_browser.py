@@ -5,11 +5,12 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from conftest import PHONE, WINDOW
 from pair import ROOT, listed
 from playwright.sync_api import Page, expect
 from published import SITE
 from pypdf import PdfReader
+
+from conftest import PHONE, WINDOW
 
 INDEX = "book/index.html"
 ERRORS = "book/errors.html"
@@ -30,7 +31,6 @@ STATUS = (ROOT / "book/status.md").read_text()
 SHARED, OWN = map(int, re.findall(r"(\d+) kB", STATUS))
 SIZES = """performance.getEntries().filter(file => file.decodedBodySize)
   .map(file => [file.name, file.decodedBodySize])"""
-LOADED = "[...document.fonts].map(face => face.status == 'loaded' && face.family)"
 FONTS_ARE_LOADED = "document.fonts.status == 'loaded'"
 OPEN = "folds => folds.forEach(fold => { fold.open = true })"
 HIDDEN = """parts => parts
@@ -46,14 +46,6 @@ COLUMNS = """boxes => boxes
     const room = box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
     return 100 * room / line.getBoundingClientRect().width;
   })"""
-SHIFTS = """window.moved = 0;
-new PerformanceObserver(list => list.getEntries().forEach(
-  shift => { window.moved += shift.value }
-)).observe({type: 'layout-shift', buffered: true})"""
-FALLBACKS = """performance.getEntriesByType('paint').length &&
-[...document.fonts].filter(face => face.family.includes('for '))
-  .every(face => face.status == 'loaded')"""
-
 DOTS = """links => links
   .map(link => [link, getComputedStyle(link, '::before')])
   .filter(([, dot]) => dot.content != 'none' && parseFloat(dot.borderTopWidth) > 2)
@@ -120,24 +112,6 @@ def test_messages_wrap_on_a_phone(quiet_page):
     assert boxes.evaluate_all(wide) == 0
 
 
-@pytest.mark.parametrize("size", [WINDOW, PHONE], ids=["window", "phone"])
-@pytest.mark.parametrize("name", [INDEX, COLLECTIVES, ERRORS])
-def test_layout_does_not_shift_when_fonts_load(browser, site, name, size):
-    with browser.new_page(viewport=size) as page:
-        fonts = []
-        page.route("**/*.woff2", lambda route: fonts.append(route))
-        page.add_init_script(SHIFTS)
-        page.goto(site + name, wait_until="domcontentloaded")
-        page.wait_for_function(FALLBACKS)
-        page.wait_for_timeout(500)  # to paint with the fallback fonts
-        for route in fonts:
-            route.continue_()
-        page.wait_for_function(FONTS_ARE_LOADED)
-        page.wait_for_timeout(500)
-        assert {"Literata", "Inter", "Iosevka"} <= set(page.evaluate(LOADED))
-        assert page.evaluate("window.moved") < 0.02
-
-
 @pytest.mark.parametrize("width, height", [(1280, 800), (360, 740)])
 def test_landing_page_begins_with_its_figure_and_buttons(quiet_page, width, height):
     page = quiet_page(INDEX, viewport={"width": width, "height": height})
@@ -152,17 +126,6 @@ def test_first_paint_has_the_preferred_theme(browser, site, scheme):
         page.route("**/*.js*", lambda route: route.abort())  # the theme's script
         page.goto(site + INDEX)
         assert page.get_attribute("html", "data-theme") == scheme
-
-
-@in_both
-def test_choice_of_dark_theme_is_stored(quiet_page):
-    page = quiet_page(INDEX)
-    html = page.locator("html")
-    while html.get_attribute("data-mode") != "dark":
-        page.locator("button.theme-switch-button:visible").click()
-    page.reload()
-    expect(html).to_have_attribute("data-theme", "dark")
-    expect(page.locator("body")).to_have_css("background-color", "rgb(20, 24, 30)")
 
 
 @in_both
