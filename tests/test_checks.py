@@ -106,7 +106,7 @@ FAULTS = {
         (*code("async def f(self, n: int): ..."), "add type hints to def f"),
     ],
     checks.chapters_show_and_tell: [
-        (*insert("word " * 3500), "words"),
+        (*insert("word " * 3600), "words"),
         (r"(?m)^( *)(print|plt\.\w+|draw_\w+|HTML|judge|reject)\(", r"\1f(", "only 0"),
         (r"\*\*Takeaway", "**Takeout", "no paragraph starts with **Takeaway.**"),
     ],
