@@ -527,7 +527,8 @@ def check_tensors(files: Files, tree: dict, config: Config) -> None:
 def check_finite(weights: dict, config: Config) -> None:
     """Raise ValueError, which names a tensor, unless all weights are finite."""
     all_finite = jax.jit(lambda x: jnp.isfinite(x).all())
-    finite = jax.device_get([all_finite(x) for x in jax.tree.leaves(weights)])
+    # bool() waits for each result: JAX 0.7 on CPUs can hang if many are queued.
+    finite = [bool(all_finite(x)) for x in jax.tree.leaves(weights)]
     tensors = jax.tree.leaves(model_tensors(config))
     if bad := [x.name for x, good in zip(tensors, finite, strict=True) if not good]:
         raise ValueError(
