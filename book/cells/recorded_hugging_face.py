@@ -4,7 +4,7 @@
 #   best     the token with the highest logit at each position of TOKENS
 #   logits   these COLUMNS of the logits at each position of TOKENS
 #   greedy   the 16 tokens generated greedily after the first 8
-TRANSFORMERS_ON = {"date": "2026-11-28", "transformers": "5.23.0", "torch": "2.15.0"}
+TRANSFORMERS_ON = {"date": "2026-11-29", "transformers": "5.23.0", "torch": "2.15.0"}
 TOKENS = np.array(
     (
         "135 23 57 27 4 3 218 258 146 79 317 97 83 116 127 149 286 "
