@@ -142,7 +142,6 @@ def describe_build(app, config):
     config.notfound_context = {"title": "Page not found", "body": MISSING.format(base)}
     config.ogp_site_url = config.html_baseurl
     jax, today = version("jax"), f"{datetime.date.today():%-d %B %Y}"
-    app.passed = versions.passed_on(record.read("versions"))
     config.html_theme_options["extra_footer"] = (
         f"Version {config.version}, built with JAX {jax} on {today}."
     )
@@ -151,7 +150,7 @@ def describe_build(app, config):
         f" and [one EPUB]({config.html_baseurl}parallel-jax.epub)"
     )
     config.myst_substitutions["build"] = (
-        f"{len(app.passed)} chapters, executed and checked with JAX {jax}"
+        f"{len(versions.chapters())} chapters, executed and checked with JAX {jax}"
     )
 
 
@@ -184,15 +183,18 @@ def finish_page(app, pagename, templatename, context, doctree):
     body = CODE.sub(wrap_lines, body)
     context["body"] = DRAWING.sub(BOX, body) if is_chapter else body
     if "theme_extra_footer" in context:  # an EPUB has no footer
-        context["theme_extra_footer"] += passes(pagename, app.passed)
+        passed = versions.passed_on(record.read("versions"))
+        context["theme_extra_footer"] += passes(pagename, passed)
 
 
 def fill_downloads(app, error):
-    """Add outputs to the notebooks for download."""
+    """Add outputs to the notebooks for download, of those pages just written."""
     if error or app.builder.format != "html":
         return
     cache = get_cache(app.env.mystnb_config.execution_cache_path)
     for path in Path(app.outdir, "_sources").rglob("*.ipynb"):
+        if '"output_type"' in path.read_text():
+            continue  # filled by an earlier build
         notebook = nbformat.read(path, as_version=4)
         try:
             _, notebook = cache.merge_match_into_notebook(notebook)
