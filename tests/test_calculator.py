@@ -414,8 +414,8 @@ def test_models_to_try(calculator):
     models = {"70B": 70_552_387_584, "GPT-2": 162_201_600, "8B": 8_029_995_008}
     for name, weights in models.items():
         calculator.get_by_role("button", name=name).press("Enter")
-        said = calculator.locator("#explorer .weights")
-        expect(said).to_contain_text(f"has {weights:,} weights")
+        weights_shown = calculator.locator("#explorer .weights")
+        expect(weights_shown).to_contain_text(f"has {weights:,} weights")
     assert state(calculator) == first
 
 

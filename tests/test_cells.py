@@ -349,7 +349,7 @@ def comes_true(condition: Callable, seconds: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("then", "limit", "stop", "said"),
+    ("then", "limit", "stop", "last_line"),
     [
         ("end", 60, None, "[(0, 0), (0, 1)]"),
         ("fail", 60, None, "[(None, 0), (3, 1)]"),
@@ -358,7 +358,7 @@ def comes_true(condition: Callable, seconds: float) -> bool:
         ("sleep", 60, signal.SIGKILL, None),
     ],
 )
-def test_launch_leaves_nothing(tmp_path, then, limit, stop, said):
+def test_launch_leaves_nothing(tmp_path, then, limit, stop, last_line):
     (tmp_path / "worker.py").write_text(WORKER)
     words = [shared_text(ROOT, ["processes"]), tmp_path / "worker.py", str(limit), then]
     command = [sys.executable, "-c", KERNEL, *words]
@@ -372,5 +372,5 @@ def test_launch_leaves_nothing(tmp_path, then, limit, stop, said):
     printed = kernel.communicate(timeout=60)[0].splitlines()
     if not stop:
         assert printed[:2] == ["0: sees None None", "1: sees None None"]
-    assert printed[-1:] == ([said] if said else [])
+    assert printed[-1:] == ([last_line] if last_line else [])
     assert comes_true(lambda: not any(map(runs, pids)), 10 if stop else 0)
