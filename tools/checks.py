@@ -168,7 +168,10 @@ def code_is_easy_to_read(root: Path) -> Iterator[str]:
         nodes = sum(1 for tree in trees for _ in ast.walk(tree))
         density = nodes / max(1, sum(map(code_lines, lesson)))
         if density > DENSEST:
-            yield f"{name}: {density:.1f} AST nodes per line, more than {DENSEST}"
+            yield (
+                f"{name}: {density:.1f} AST nodes per line, more than {DENSEST}:"
+                " name intermediate values, so that each line does one thing"
+            )
 
 
 def is_body(function: ast.FunctionDef) -> bool:

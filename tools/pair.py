@@ -137,7 +137,9 @@ def reading_list(root: Path, name: str, page: Path) -> str:
     """Return a list of _toc.yml with titles, links from `page`, minutes and hours."""
     lines, total = [], 0
     for path, about in listed(root, name).items():
-        text = path.read_text() if path.exists() else ""
+        if not path.exists():
+            raise ValueError(f"{path.name} is in _toc.yml, but does not exist")
+        text = path.read_text()
         title, minutes = TITLE.search(text), MINUTES.search(text)
         if not title or not minutes:
             raise ValueError(f"{path.name} lacks a title, or 'about N minutes'")
@@ -169,7 +171,11 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
         if not path.with_suffix(".md").exists():
             problems.append(f"{path.name} has no source: jupytext --to md:myst")
     for path in sorted([*root.glob("book/*.md"), *root.glob("notebooks/*.md")]):
-        text = fill(root, path.read_text())
+        try:
+            text = fill(root, path.read_text())
+        except ValueError as error:
+            problems.append(f"{path.name}: {error}")
+            continue
         if path.parent.name == "notebooks":
             notebook, links = path.with_suffix(".ipynb"), head_links(root, path.stem)
             text, found = LINKS.subn(lambda _, line=links: line, text, count=1)
@@ -178,8 +184,9 @@ def plan(root: Path = ROOT) -> tuple[dict[Path, str], list[str]]:
                 continue
             if edits := hand_edits(notebook, twin(text)):
                 problems.append(
-                    f"{notebook.name} was edited by hand in cells {edits}: copy the"
-                    f" edits to {path.name}, delete {notebook.name}, run this again"
+                    f"{notebook.name} was edited in cells {edits}, by hand or by `lint`"
+                    f" (see `git diff`): copy the edits to {path.name}, delete"
+                    f" {notebook.name}, run this again"
                 )
                 continue
             texts[notebook] = nbformat.writes(twin(text)) + "\n"
