@@ -564,7 +564,7 @@ def same(old: object, new: object) -> bool:
 
 
 def cell(parts: dict[str, record.Part]) -> str:
-    """Return a cell with what chapters 29 and 30 show of the record."""
+    """Return a cell with what chapter 29 shows of the record."""
     part = parts["logits"]
     found, versions = part["found"], part["versions"]
     made_with = {"date": part["recorded"]}
