@@ -44,8 +44,8 @@ CELL = runpy.run_path(str(record.ROOT / CHECKPOINT), {"jnp": jnp, "np": np})
 VARIANTS = {"qwen3": CELL["QWEN3"], "tied": CELL["TIED"], "llama": CELL["LLAMA"]}
 DEVICES = 1, 2, 8
 PROMPT, NEW = 8, 24  # length of a prompt, and number of tokens decoded greedily
-SHOWN = 16  # tokens of these that the chapters show
-COLUMNS = 0, 80, 160, 240  # columns of the logits that the chapters show
+SHOWN = 16  # tokens of these that chapter 29 shows
+COLUMNS = 0, 80, 160, 240  # columns of the logits that it shows
 TOLERANCE = 1e-4  # maximum difference of two logits
 MIN_GAP = 1e-3  # between the two highest logits, so that all machines take the same
 

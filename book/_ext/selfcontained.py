@@ -188,7 +188,10 @@ def finish_page(app, pagename, templatename, context, doctree):
 
 
 def fill_downloads(app, error):
-    """Add outputs to the notebooks for download, of those pages just written."""
+    """Add outputs to the notebooks for download that have none.
+
+    Whenever a page is written, the theme copies its notebook without outputs.
+    """
     if error or app.builder.format != "html":
         return
     cache = get_cache(app.env.mystnb_config.execution_cache_path)
