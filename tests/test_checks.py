@@ -75,6 +75,7 @@ FAULTS = {
         ("# Train on one", "# Train on a", "README.md is out of date"),
         (r"bout \d+ minutes", "bout ten", "lacks a title, or 'about N minutes'"),
         ("<!-- course -->", "", "README.md is not updated: it needs one", README),
+        (f"{FIRST}: ", "notebooks/09_gone: ", "09_gone.md is in _toc.yml", "_toc.yml"),
         ("Begin", "Begin here", "book/index.md is out of date", "_toc.yml"),
     ],
     checks.the_address_is_written_once: [("# Parallel", ADDRESS, "names", INDEX)],
