@@ -2,7 +2,8 @@
 # Written by lab/hosts.py of commit adadcbf, which causes each fault between two hosts
 # with one process each. A list has one entry for each process; seconds count from the
 # fault.
-#   first_word, message   seconds until its first error message, and the message
+#   first_word, message   seconds until its first error message, and its text; None: no
+#                         such message
 #   end, status           None: it was still running after `watched` seconds
 #   on_disk               steps with a complete checkpoint; every 25th step starts one
 RECORDED_ON = {"date": "2026-11-23", "JAX": "0.12.0.1", "heartbeat": 10}
